@@ -1,0 +1,201 @@
+"""What the agent needs from the world. The supervisor knows these Protocols and no adapter by name."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shoal.types.assignment import Assignment, Credential, DesiredSet, Ingress, Measured, Served
+from shoal.types.codes import Refusal
+from shoal.types.device import Device, Reading
+from shoal.types.link import FromAgent, Hello, ToAgent, Welcome
+from shoal.types.profile import TensorSpec
+from shoal.types.receipt import Rates, Receipt, SignedReceipt
+from shoal.types.route import Route
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
+
+
+class Clock(Protocol):
+    def now(self) -> Elapsed: ...
+    def wall(self) -> Wall: ...
+    async def sleep(self, seconds: Seconds) -> None: ...
+
+
+class Driver(Protocol):
+    """One family of devices (entry point group `shoal.devices`). Imports no runtime: runs in the supervisor."""
+
+    def discover(self) -> tuple[Device, ...]:
+        """Devices present now; empty where the family's library or hardware is missing. Never raises for absence."""
+        ...
+
+    def read(self, device: str) -> Reading:
+        """Raises ShoalError(DEVICE_LOST)."""
+        ...
+
+    def pace(self, device: str) -> "Pace | None":
+        """How a worker must pace and meter this device; None for a real one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """An emulated device's behaviour: seconds = overhead + sum(flops)/rate and bytes/rate, whichever is longer."""
+
+    profile: str
+    source: str
+    rates: Rates
+    time_scale: float
+    memory_bytes: Bytes
+    active_w: Watts
+    idle_w: Watts
+
+
+class Session(Protocol):
+    """One connected session of the link. Both methods raise ShoalError when it is over."""
+
+    welcome: Welcome
+
+    async def send(self, message: FromAgent) -> None: ...
+    async def receive(self) -> ToAgent: ...
+    async def close(self) -> None: ...
+
+
+class Link(Protocol):
+    async def connect(self, hello: Hello) -> Session:
+        """Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_* | TWIN_REFUSED | ...)."""
+        ...
+
+
+class Journal(Protocol):
+    """The desired set and receipts on disk. `save` returns only when a power cut cannot lose it."""
+
+    async def load(self) -> DesiredSet | None:
+        """The last saved set; a corrupt file is set aside and the previous verified copy returned."""
+        ...
+
+    async def save(self, desired: DesiredSet) -> None:
+        """Raises ShoalError(DISK_FULL)."""
+        ...
+
+    async def load_receipts(self) -> tuple[SignedReceipt, ...]: ...
+    async def save_receipts(self, receipts: tuple[SignedReceipt, ...]) -> None: ...
+
+
+class Cache(Protocol):
+    """Model bytes by digest, with a quota; pinned digests stay."""
+
+    async def ensure(self, digest: str, size: Bytes) -> str:
+        """Path of verified bytes, fetched (resumably) when absent.
+
+        Raises ShoalError(FETCH_FAILED | MODEL_DIGEST | DISK_FULL | MODEL_UNKNOWN)."""
+        ...
+
+    async def discard(self, digest: str) -> None:
+        """Set aside bytes that turned out corrupt, so that the next `ensure` fetches again."""
+        ...
+
+    async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
+        """Delete least recently used digests over the quota, never a pinned one; returns what went."""
+        ...
+
+
+class Signer(Protocol):
+    def sign_receipt(self, receipt: Receipt) -> SignedReceipt: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    assignment: str
+    measured: Measured
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPhase:
+    """Progress inside the worker: loading -> warming."""
+
+    assignment: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """The runtime refused the model; the process itself is well."""
+
+    assignment: str
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """own_fault: a fatal signal raised by itself or an exit while loading or running; a kill from outside is not."""
+
+    assignment: str
+    own_fault: bool
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAdopted:
+    """A worker of an earlier supervisor answered with its nonce and still holds this assignment."""
+
+    assignment: str
+    ready: WorkerReady | None
+
+
+WorkerEvent = WorkerReady | WorkerPhase | WorkerFailed | WorkerExited | WorkerAdopted
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    assignment: str
+    in_flight: int
+    served: tuple[Served, ...]
+
+
+class Workers(Protocol):
+    """Worker processes: one per assignment, one spare. Every outcome comes back through `events`."""
+
+    async def adopt(self) -> tuple[WorkerAdopted, ...]:
+        """Workers left by an earlier supervisor (pid, start time, nonce checked); what cannot be adopted is ended."""
+        ...
+
+    async def start(self, assignment: Assignment, path: str) -> None: ...
+    async def stop(self, assignment: str) -> None:
+        """Ends the worker at once; draining is the caller's business. Unknown names are no error."""
+        ...
+
+    async def probe(self, device: Device) -> Receipt:
+        """Measure one device in a worker, at most 10 s. node and signature are filled in by the caller."""
+        ...
+
+    def events(self) -> AsyncIterator[WorkerEvent]: ...
+    async def stats(self) -> tuple[WorkerStats, ...]: ...
+    async def close(self, *, keep: bool) -> None:
+        """keep: leave workers running for the next supervisor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrontStats:
+    ready: bool
+    ingress: tuple[Ingress, ...]
+    in_flight: tuple[tuple[str, int], ...]
+    """(assignment, requests in flight towards it) for local endpoints."""
+
+
+class Front(Protocol):
+    """The data-plane process, kept running; configured whole each time."""
+
+    async def configure(self, routes: tuple[Route, ...], credentials: tuple[Credential, ...]) -> None:
+        """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again."""
+        ...
+
+    async def stats(self) -> FrontStats: ...
+    async def close(self, *, keep: bool) -> None: ...
+
+
+class Spawn(Protocol):
+    """Starts a task of the supervisor; the simulator brings its own."""
+
+    def __call__(self, task: Coroutine[Any, Any, None], name: str) -> Callable[[], None]: ...

@@ -1,0 +1,155 @@
+"""Desired state down, observed state up: what a coordinator asks of a node, and what the node says is."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.types.codes import Code
+from shoal.types.device import EnergySource, Reading
+from shoal.types.profile import TensorSpec
+from shoal.types.route import Route
+from shoal.types.units import Bytes, Joules, Seconds, Wall
+from shoal.types.workload import PartitionRule, WorkloadKey
+
+
+class Phase(StrEnum):
+    FETCHING = "fetching"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One replica that one node shall keep. id never changes meaning: another model or device is another id.
+
+    draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it.
+    """
+
+    id: str
+    workload: WorkloadKey
+    revision: int
+    model: str
+    model_bytes: Bytes
+    device: str
+    provider: str
+    precision: str
+    draining: bool
+    shared_worker: bool
+    memory_bytes: Bytes
+    max_batch: int
+    partition: PartitionRule
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which truth: compared as (history, term, generation); generations compare only within one history."""
+
+    history: str
+    term: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A bearer token of a tenant, as its SHA-256; the token itself is nowhere kept."""
+
+    tenant: str
+    token_sha256: str
+    expires_at: Wall
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredSet:
+    """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep."""
+
+    node: str
+    version: Version
+    assignments: tuple[Assignment, ...]
+    routes: tuple[Route, ...]
+    pins: tuple[str, ...]
+    credentials: tuple[Credential, ...]
+    heartbeat_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Service since the replica became ready, for one origin of requests. Latencies: seconds at the worker."""
+
+    origin: str
+    requests: int
+    errors: int
+    latency_p50_s: Seconds
+    latency_p95_s: Seconds
+    joules: Joules
+    energy_source: EnergySource
+    pace_missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What loading and warming one replica cost here; replaces the prediction. latencies at batch 1."""
+
+    load_s: Seconds
+    memory_bytes: Bytes
+    latency_p50_s: Seconds
+    latency_p95_s: Seconds
+    joules: Joules
+    energy_source: EnergySource
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One assignment as its node sees it. code, reason, retry_at, gives_up_at: every wait and failure says why."""
+
+    assignment: str
+    workload: WorkloadKey
+    model: str
+    device: str
+    phase: Phase
+    since: Wall
+    code: Code | None
+    reason: str
+    retry_at: Wall | None
+    gives_up_at: Wall | None
+    in_flight: int
+    restarts: int
+    measured: Measured | None
+    served: tuple[Served, ...]
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A node's report. full: `observed` lists everything; else only what changed since the last sequence number."""
+
+    node: str
+    epoch: int
+    sequence: int
+    full: bool
+    version: Version | None
+    """The desired set last persisted; None before the first."""
+    observed: tuple[Observed, ...]
+    gone: tuple[str, ...]
+    """Assignments that were reported before and are no more."""
+    readings: tuple[Reading, ...]
+    ingress: tuple["Ingress", ...]
+    taken_at: Wall
+    front_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """Requests that entered the region at this node since its front started: the demand, by workload and tenant."""
+
+    workload: WorkloadKey
+    origin: str
+    requests: int
+    answered: int
+    retried: int
+    refused: int
+    lost: int

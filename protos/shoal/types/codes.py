@@ -1,0 +1,177 @@
+"""Stable codes and the one shape of a refusal.
+
+A code is never renamed or reused: people script against it, dashboards count it. The same code appears in CLI, API,
+metrics and audit log. A refusal is a value (returned, listed, shown); `ShoalError` carries one when the world or
+ourselves failed.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Every reason Shoal can give. Grouped by who gives it; the text after `=` is the contract."""
+
+    # documents
+    YAML_INVALID = "YAML_INVALID"
+    YAML_TOO_LARGE = "YAML_TOO_LARGE"
+    YAML_TOO_DEEP = "YAML_TOO_DEEP"
+    YAML_ALIAS_LIMIT = "YAML_ALIAS_LIMIT"
+    YAML_TAG_DENIED = "YAML_TAG_DENIED"
+    YAML_DUPLICATE_KEY = "YAML_DUPLICATE_KEY"
+    KIND_UNKNOWN = "KIND_UNKNOWN"
+    API_VERSION_UNKNOWN = "API_VERSION_UNKNOWN"
+    FIELD_UNKNOWN = "FIELD_UNKNOWN"
+    FIELD_MISSING = "FIELD_MISSING"
+    FIELD_INVALID = "FIELD_INVALID"
+    FIELD_WITHOUT_EFFECT = "FIELD_WITHOUT_EFFECT"
+    NOT_SUPPORTED_YET = "NOT_SUPPORTED_YET"
+    NAME_INVALID = "NAME_INVALID"
+    NAME_DUPLICATE = "NAME_DUPLICATE"
+    UNIT_MISSING = "UNIT_MISSING"
+    UNIT_WRONG = "UNIT_WRONG"
+    QUANTITY_INVALID = "QUANTITY_INVALID"
+    EXPRESSION_INVALID = "EXPRESSION_INVALID"
+    POLICY_COST = "POLICY_COST"
+    POLICY_UNREACHABLE = "POLICY_UNREACHABLE"
+    POLICY_UNKNOWN = "POLICY_UNKNOWN"
+    TENANT_UNKNOWN = "TENANT_UNKNOWN"
+    CONSENT_MISSING = "CONSENT_MISSING"
+    # placement: why a candidate is out
+    MEMORY_SHORT = "MEMORY_SHORT"
+    UTILISATION_SHORT = "UTILISATION_SHORT"
+    OP_UNSUPPORTED = "OP_UNSUPPORTED"
+    PRECISION_DENIED = "PRECISION_DENIED"
+    SLO_UNREACHABLE = "SLO_UNREACHABLE"
+    SELECTOR_MISMATCH = "SELECTOR_MISMATCH"
+    RESIDENCY = "RESIDENCY"
+    COST_OVER = "COST_OVER"
+    ENERGY_OVER = "ENERGY_OVER"
+    CARBON_OVER = "CARBON_OVER"
+    CAPABILITY_STALE = "CAPABILITY_STALE"
+    CAPABILITY_UNMEASURED = "CAPABILITY_UNMEASURED"
+    SPREAD_CONFLICT = "SPREAD_CONFLICT"
+    NODE_CORDONED = "NODE_CORDONED"
+    NODE_SUSPECT = "NODE_SUSPECT"
+    NODE_LOST = "NODE_LOST"
+    NODE_QUARANTINED = "NODE_QUARANTINED"
+    NODE_NOT_READY = "NODE_NOT_READY"
+    DEVICE_LOST = "DEVICE_LOST"
+    POISONED = "POISONED"
+    SIGNATURE_REQUIRED = "SIGNATURE_REQUIRED"
+    REPLICAS_SHORT = "REPLICAS_SHORT"
+    NO_CANDIDATE = "NO_CANDIDATE"
+    QUOTA = "QUOTA"
+    OUTRANKED = "OUTRANKED"
+    PLAN_STALE = "PLAN_STALE"
+    WORKLOAD_UNKNOWN = "WORKLOAD_UNKNOWN"
+    NODE_UNKNOWN = "NODE_UNKNOWN"
+    NOT_FOUND = "NOT_FOUND"
+    IN_USE = "IN_USE"
+    CONFLICT = "CONFLICT"
+    # models
+    MODEL_UNKNOWN = "MODEL_UNKNOWN"
+    MODEL_INVALID = "MODEL_INVALID"
+    MODEL_PATH = "MODEL_PATH"
+    MODEL_ARCHIVE = "MODEL_ARCHIVE"
+    MODEL_DIGEST = "MODEL_DIGEST"
+    MODEL_TOO_LARGE = "MODEL_TOO_LARGE"
+    CUSTOM_OP_DENIED = "CUSTOM_OP_DENIED"
+    SOURCE_DENIED = "SOURCE_DENIED"
+    SOURCE_UNREACHABLE = "SOURCE_UNREACHABLE"
+    # running on a device
+    DISK_FULL = "DISK_FULL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    FETCH_FAILED = "FETCH_FAILED"
+    LOAD_FAILED = "LOAD_FAILED"
+    LOAD_TIMEOUT = "LOAD_TIMEOUT"
+    WARMUP_FAILED = "WARMUP_FAILED"
+    WORKER_CRASHED = "WORKER_CRASHED"
+    WORKER_KILLED = "WORKER_KILLED"
+    WORKER_STUCK = "WORKER_STUCK"
+    PACE_MISSED = "PACE_MISSED"
+    RUNTIME_FAILED = "RUNTIME_FAILED"
+    # a request
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    TOO_LARGE = "TOO_LARGE"
+    TOO_SLOW = "TOO_SLOW"
+    OVERLOADED = "OVERLOADED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    MODEL_NOT_READY = "MODEL_NOT_READY"
+    REPLICA_UNREACHABLE = "REPLICA_UNREACHABLE"
+    REQUEST_CRASHED_WORKER = "REQUEST_CRASHED_WORKER"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    # identity
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    ROLE_DENIED = "ROLE_DENIED"
+    TENANT_DENIED = "TENANT_DENIED"
+    CERT_EXPIRED = "CERT_EXPIRED"
+    CERT_NOT_YET_VALID = "CERT_NOT_YET_VALID"
+    CERT_UNTRUSTED = "CERT_UNTRUSTED"
+    CERT_NAME_INVALID = "CERT_NAME_INVALID"
+    CERT_REVOKED = "CERT_REVOKED"
+    CSR_DENIED = "CSR_DENIED"
+    TOKEN_INVALID = "TOKEN_INVALID"
+    TOKEN_USED = "TOKEN_USED"
+    TOKEN_EXPIRED = "TOKEN_EXPIRED"
+    TLS_REQUIRED = "TLS_REQUIRED"
+    NODE_MISMATCH = "NODE_MISMATCH"
+    REGION_MISMATCH = "REGION_MISMATCH"
+    SIGNATURE_INVALID = "SIGNATURE_INVALID"
+    TWIN_REFUSED = "TWIN_REFUSED"
+    # links and stores
+    EPOCH_STALE = "EPOCH_STALE"
+    TERM_STALE = "TERM_STALE"
+    GENERATION_STALE = "GENERATION_STALE"
+    MESSAGE_INVALID = "MESSAGE_INVALID"
+    TELEMETRY_ABSURD = "TELEMETRY_ABSURD"
+    RECEIPT_ABSURD = "RECEIPT_ABSURD"
+    CLOCK_SKEW = "CLOCK_SKEW"
+    MASS_SILENCE = "MASS_SILENCE"
+    STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+    STORE_FULL = "STORE_FULL"
+    STORE_CORRUPT = "STORE_CORRUPT"
+    STATE_CORRUPT = "STATE_CORRUPT"
+    COORDINATOR_UNREACHABLE = "COORDINATOR_UNREACHABLE"
+    CONTEXT_UNKNOWN = "CONTEXT_UNKNOWN"
+    # waits, not failures: why something is not done yet
+    WAITING_FOR_LINK = "WAITING_FOR_LINK"
+    WAITING_FOR_FETCH = "WAITING_FOR_FETCH"
+    WAITING_FOR_LOAD = "WAITING_FOR_LOAD"
+    WAITING_FOR_WARMUP = "WAITING_FOR_WARMUP"
+    WAITING_FOR_DRAIN = "WAITING_FOR_DRAIN"
+    WAITING_FOR_REPLACEMENT = "WAITING_FOR_REPLACEMENT"
+    BACKING_OFF = "BACKING_OFF"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why not: a stable code, what was found, what was asked, what to do about it."""
+
+    code: Code
+    found: str = ""
+    asked: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return "  ".join(part for part in (str(self.code), self.found, self.asked, self.remedy) if part)
+
+
+class ShoalError(Exception):
+    """A refusal raised at an adapter, `from` its cause."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+    @property
+    def code(self) -> Code:
+        return self.refusal.code
+
+
+def refuse(code: Code, found: str = "", asked: str = "", remedy: str = "") -> ShoalError:
+    """The error that carries this refusal: `raise refuse(Code.X, ...)`."""
+    return ShoalError(Refusal(code, found, asked, remedy))

@@ -1,0 +1,98 @@
+"""Devices and the nodes that carry them, and one reading of how they are now."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shoal.types.units import Bytes, Wall, Watts
+
+
+class DeviceKind(StrEnum):
+    CPU = "cpu"
+    GPU = "gpu"
+    NPU = "npu"
+
+
+class EnergySource(StrEnum):
+    """Where a joule's figure comes from; a sum of mixed sources is `estimated`."""
+
+    MEASURED = "measured"
+    PROFILE = "profile"
+    ESTIMATED = "estimated"
+
+
+class Role(StrEnum):
+    """What an identity may be. The role sits in the certificate's URI name: shoal://REGION/ROLE/NAME."""
+
+    AGENT = "agent"
+    GATEWAY = "gateway"
+    COORDINATOR = "coordinator"
+    FEDERATION = "federation"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+    TENANT = "tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One thing that runs models.
+
+    name: unique on its node (`cpu0`, `gpu0`). provider: ONNX Runtime's name for it. attributes: facts for people and
+    selectors (isa, caches, numa, cores, compute capability), never parsed by the core. emulated: the real model runs on
+    the CPU, paced and metered by `profile`, whose source is `profile_source`; shown wherever the device is shown.
+    """
+
+    name: str
+    kind: DeviceKind
+    vendor: str
+    model: str
+    driver: str
+    driver_version: str
+    runtime_version: str
+    provider: str
+    memory_bytes: Bytes
+    parallelism: int = 1
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    emulated: bool = False
+    profile: str = ""
+    profile_source: str = ""
+    time_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A device as it is now. NaN where the device does not tell; never 0 for unknown."""
+
+    device: str
+    free_bytes: Bytes
+    utilisation: float
+    temperature_c: float
+    power_w: Watts
+    energy_j: float
+    """Joules counted by the device since its driver was loaded; NaN where there is no meter."""
+    taken_at: Wall
+    throttled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What an agent says it is, once a session."""
+
+    name: str
+    region: str
+    role: Role
+    labels: Mapping[str, str]
+    agent_version: str
+    os: str
+    arch: str
+    memory_bytes: Bytes
+    memory_limit_bytes: Bytes
+    """The cgroup's limit where there is one, else the machine's memory."""
+    devices: tuple[Device, ...]
+    grpc_address: str
+    """host:port of the data plane, mTLS; where peers and gateways forward to."""
+    rest_address: str
+    token_address: str
+    """host:port of the gRPC port for bearer tokens (server TLS only)."""
+    metrics_address: str
+    boot_id: str

@@ -1,0 +1,71 @@
+"""What travels on an agent's link, as nouns: (hello, welcome), then status, receipts and events up, desired sets down."""
+
+from dataclasses import dataclass
+
+from shoal.types.assignment import DesiredSet, Status, Version
+from shoal.types.codes import Refusal
+from shoal.types.device import Node
+from shoal.types.receipt import SignedReceipt
+from shoal.types.units import Seconds, Wall
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a session. nonce: fresh, echoed in the welcome. holds: the desired set it acts on."""
+
+    node: Node
+    nonce: str
+    holds: Version | None
+    protocol: int
+    sent_at: Wall
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The coordinator's answer: the session epoch it issued, its wall clock, the heartbeat it expects."""
+
+    epoch: int
+    nonce: str
+    history: str
+    term: int
+    heartbeat_s: Seconds
+    coordinator_time: Wall
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """Something that happened on a node, for the region's event log."""
+
+    code: str
+    subject: str
+    message: str
+    at: Wall
+
+
+@dataclass(frozen=True, slots=True)
+class Receipts:
+    receipts: tuple[SignedReceipt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvents:
+    events: tuple[NodeEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeNow:
+    """Measure these devices again (all, when empty)."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message was dropped, or the session ends; `fatal` sessions are not retried before an operator acts."""
+
+    refusal: Refusal
+    fatal: bool
+
+
+FromAgent = Hello | Status | Receipts | NodeEvents
+ToAgent = Welcome | DesiredSet | ProbeNow | Refused

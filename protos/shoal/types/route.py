@@ -1,0 +1,43 @@
+"""Routes: where a front may send requests for a workload."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.types.workload import WorkloadKey
+
+
+class EndpointKind(StrEnum):
+    LOCAL = "local"
+    """A worker of this very node; `assignment` names it."""
+    AGENT = "agent"
+    """The front of another agent of this region, which must serve it from a local worker."""
+    GATEWAY = "gateway"
+    """The gateway of another region."""
+
+
+class EndpointState(StrEnum):
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One replica. node: who serves it (the certificate's name that the forwarder must see)."""
+
+    assignment: str
+    node: str
+    kind: EndpointKind
+    address: str
+    weight: float
+    state: EndpointState
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All replicas of one workload. `pending_code` says why there are none, when there are none."""
+
+    workload: WorkloadKey
+    generation: int
+    endpoints: tuple[Endpoint, ...]
+    pending_code: str = ""
+    pending_reason: str = ""

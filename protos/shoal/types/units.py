@@ -1,0 +1,135 @@
+"""Quantities: SI inside, units where people read and type.
+
+The only module that turns `20ms`, `4GiB`, `0.40 USD/h` into numbers and back. Everything else holds SI floats or ints
+under the NewTypes below.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from shoal.types.codes import Code, Refusal, ShoalError
+
+Seconds = NewType("Seconds", float)
+Bytes = NewType("Bytes", int)
+Joules = NewType("Joules", float)
+Watts = NewType("Watts", float)
+UsdPerHour = NewType("UsdPerHour", float)
+GramsPerHour = NewType("GramsPerHour", float)
+GramsPerKwh = NewType("GramsPerKwh", float)
+PerSecond = NewType("PerSecond", float)
+
+Elapsed = NewType("Elapsed", float)
+"""Seconds on a monotonic clock over a persisted floor: leases, holds, deadlines. Never shown to people."""
+Wall = NewType("Wall", float)
+"""Seconds since 1970 UTC: people, calendars, signed times. Compared only with an allowance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One kind of quantity: its name for people, and each unit's factor to SI."""
+
+    name: str
+    factors: dict[str, float]
+    example: str
+
+
+DURATION: Final = Dimension(
+    "duration", {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}, "20ms"
+)
+SIZE: Final = Dimension(
+    "size",
+    {
+        "B": 1,
+        "kB": 1e3,
+        "MB": 1e6,
+        "GB": 1e9,
+        "TB": 1e12,
+        "KiB": 2**10,
+        "MiB": 2**20,
+        "GiB": 2**30,
+        "TiB": 2**40,
+    },
+    "4GiB",
+)
+POWER: Final = Dimension("power", {"mW": 1e-3, "W": 1.0, "kW": 1e3}, "15W")
+ENERGY: Final = Dimension("energy per inference", {"mJ/inference": 1e-3, "J/inference": 1.0}, "2.0 J/inference")
+COST: Final = Dimension("cost", {"USD/h": 1.0, "USD/d": 1 / 24}, "1.50 USD/h")
+CARBON: Final = Dimension("carbon", {"gCO2/h": 1.0, "kgCO2/h": 1e3}, "40 gCO2/h")
+INTENSITY: Final = Dimension("carbon intensity", {"gCO2/kWh": 1.0}, "350 gCO2/kWh")
+RATE: Final = Dimension("rate", {"/s": 1.0, "/m": 1 / 60, "/h": 1 / 3600}, "120/s")
+SHARE: Final = Dimension("share", {"%": 0.01}, "15%")
+RATIO: Final = Dimension("ratio", {"x": 1.0}, "1.2x")
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%/0-9]+)?")
+
+
+def parse_quantity(text: str, dimension: Dimension) -> float:
+    """`text` in SI. Raises ShoalError(UNIT_MISSING | UNIT_WRONG | QUANTITY_INVALID)."""
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise ShoalError(
+            Refusal(
+                Code.QUANTITY_INVALID,
+                f"{text!r:.80}",
+                f"a {dimension.name}",
+                f"write it like {dimension.example}",
+            )
+        )
+    number, unit = match.groups()
+    if unit is None:
+        raise ShoalError(
+            Refusal(
+                Code.UNIT_MISSING,
+                f"{text!r:.80} without a unit",
+                f"a {dimension.name} in {', '.join(dimension.factors)}",
+                f"write it like {dimension.example}",
+            )
+        )
+    factor = dimension.factors.get(unit)
+    if factor is None:
+        raise ShoalError(
+            Refusal(
+                Code.UNIT_WRONG,
+                f"{unit!r:.40} is not a unit of {dimension.name}",
+                f"one of {', '.join(dimension.factors)}",
+                f"write it like {dimension.example}",
+            )
+        )
+    value = float(number) * factor
+    if not math.isfinite(value):
+        raise ShoalError(
+            Refusal(Code.QUANTITY_INVALID, f"{text!r:.80}", f"a finite {dimension.name}", "use a smaller number")
+        )
+    return value
+
+
+def show_seconds(value: float) -> str:
+    """A duration for people: three figures, the unit that keeps them readable."""
+    for factor, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value) >= factor * (2 if factor >= 60 else 1):
+            return f"{value / factor:.3g}{unit}"
+    return "0s" if value == 0 else f"{value / 1e-9:.3g}ns"
+
+
+def show_bytes(value: float) -> str:
+    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{unit}"
+    return f"{value:.0f}B"
+
+
+def show_joules(value: float) -> str:
+    for factor, unit in ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{unit}"
+    return "0J" if value == 0 else f"{value / 1e-6:.3g}uJ"
+
+
+def show_watts(value: float) -> str:
+    return f"{value:.3g}W"
+
+
+def show_usd_per_hour(value: float) -> str:
+    return f"{value:.4g} USD/h"

@@ -1,0 +1,133 @@
+"""A workload as the engine sees it: its documents resolved, quantities in SI.
+
+`shoal.policies.resolve` makes an Intent from the YAML kinds; placement and reconcile read nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour, Watts
+
+
+class WorkloadKey(NamedTuple):
+    """Identity of a workload. Clients of `tenant` call it by `name`."""
+
+    tenant: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.name}"
+
+
+class Standby(StrEnum):
+    NONE = "none"
+    WARM = "warm"
+    STAGED = "staged"
+
+
+class Spread(StrEnum):
+    NONE = "none"
+    DEVICE = "device"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """A model by digest (`sha256:<hex>`), pinned on apply. precision: as the document says, else the profile's."""
+
+    source: str
+    digest: str
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None where the policy sets no limit. joules: per inference."""
+
+    cost: UsdPerHour | None = None
+    energy: Joules | None = None
+    carbon: GramsPerHour | None = None
+    node_power: Watts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The objective; non-negative, sum 1."""
+
+    latency: float
+    cost: float
+    energy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a candidate must meet. latency_p95_s None: no bound. where: CEL text, empty for any device."""
+
+    latency_p95_s: Seconds | None
+    latency_from_origin: bool
+    where: str
+    residency: tuple[str, ...]
+    precisions: tuple[str, ...]
+    replicas: int
+    spread: Spread
+    standby: Standby
+    recovery_s: Seconds | None
+    measured_only: bool
+    measured_within_s: Seconds | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """One thing that may give, tried in the policy's order. `change` shows it as typed; the results replace."""
+
+    change: str
+    require: Requirements
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    origin: str
+    rate: PerSecond
+    peak: PerSecond
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRule:
+    """How a node behaves when it and its coordinator lose sight of each other. serve_s None: for ever."""
+
+    heartbeat_s: Seconds = Seconds(1.0)
+    lost_after_s: Seconds = Seconds(10.0)
+    serve_s: Seconds | None = None
+    cold_boot_serve: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One workload with its policy applied. models: the source first, then its variants."""
+
+    key: WorkloadKey
+    revision: int
+    labels: Mapping[str, str]
+    policy: str
+    models: tuple[ModelRef, ...]
+    require: Requirements
+    limits: Limits
+    weights: Weights
+    relax: tuple[Relaxation, ...]
+    traffic: tuple[Traffic, ...]
+    partition: PartitionRule
+    priority: int
+    shared_worker: bool
+    max_batch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one tenant may hold in the region. None: unlimited."""
+
+    tenant: str
+    replicas: int | None = None
+    memory: Bytes | None = None
