@@ -1,0 +1,164 @@
+"""Who is speaking: one URI name in a certificate, read the same way by every part.
+
+A certificate of Shoal carries exactly one URI subject alternative name, `shoal://REGION/ROLE/NAME`. The common name is
+ignored everywhere. Servers also carry DNS and IP names, for ordinary TLS clients.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from cryptography import x509
+
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.units import Wall
+
+NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""Regions, nodes, tenants, operators, workloads: a DNS label in lower case."""
+
+_URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A certificate's name and validity. serial: decimal, as in the audit log."""
+
+    region: str
+    role: Role
+    name: str
+    not_before: Wall
+    not_after: Wall
+    serial: str
+
+    @property
+    def uri(self) -> str:
+        return uri_of(self.region, self.role, self.name)
+
+
+class GrpcContext(Protocol):
+    """The part of grpc's (sync or aio) servicer context that tells the peer."""
+
+    def auth_context(self) -> Any: ...
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself when it is a DNS label in lower case. Raises ShoalError(NAME_INVALID)."""
+    if NAME_PATTERN.fullmatch(name) is None:
+        raise refuse(
+            Code.NAME_INVALID,
+            f"{what} {name!r:.80}",
+            "1 to 63 of a-z, 0-9 and -, not starting or ending with -",
+            f"choose another {what}",
+        )
+    return name
+
+
+def uri_of(region: str, role: Role, name: str) -> str:
+    return f"shoal://{region}/{role}/{name}"
+
+
+def dns_of(region: str, role: Role, name: str) -> str:
+    """The DNS name that a server of this identity answers to; what forwarders and links verify."""
+    return f"{name}.{role}.{region}.shoal"
+
+
+def parse_name(uri: str) -> tuple[str, Role, str]:
+    """(region, role, name). Raises ShoalError(CERT_NAME_INVALID)."""
+    match = _URI.fullmatch(uri)
+    invalid = refuse(
+        Code.CERT_NAME_INVALID, "a URI name that is not ours", "shoal://REGION/ROLE/NAME", "enrol again with a join token"
+    )
+    if match is None:
+        raise invalid
+    region, role, name = match.groups()
+    if NAME_PATTERN.fullmatch(region) is None or NAME_PATTERN.fullmatch(name) is None:
+        raise invalid
+    try:
+        return region, Role(role), name
+    except ValueError as cause:
+        raise invalid from cause
+
+
+def identity_of_certificate(certificate: x509.Certificate) -> Identity:
+    """Raises ShoalError(CERT_NAME_INVALID) unless there is exactly one URI name and it is ours."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    except (x509.ExtensionNotFound, ValueError) as cause:
+        raise refuse(
+            Code.CERT_NAME_INVALID, "no readable subject alternative name", "one URI name", "enrol again"
+        ) from cause
+    if len(uris) != 1:
+        raise refuse(Code.CERT_NAME_INVALID, f"{len(uris)} URI names", "exactly one", "enrol again with a join token")
+    region, role, name = parse_name(uris[0])
+    return Identity(
+        region=region,
+        role=role,
+        name=name,
+        not_before=Wall(certificate.not_valid_before_utc.timestamp()),
+        not_after=Wall(certificate.not_valid_after_utc.timestamp()),
+        serial=str(certificate.serial_number),
+    )
+
+
+def identity_of_pem(pem: bytes) -> Identity:
+    """Of the first certificate in `pem`. Raises ShoalError(CERT_NAME_INVALID)."""
+    try:
+        return identity_of_certificate(x509.load_pem_x509_certificate(pem))
+    except ValueError as cause:
+        raise refuse(Code.CERT_NAME_INVALID, "not a readable certificate", "one in PEM", "enrol again") from cause
+
+
+def identity_of_der(der: bytes) -> Identity:
+    """As `ssl.SSLSocket.getpeercert(binary_form=True)` gives it."""
+    try:
+        return identity_of_certificate(x509.load_der_x509_certificate(der))
+    except ValueError as cause:
+        raise refuse(Code.CERT_NAME_INVALID, "not a readable certificate", "one in DER", "enrol again") from cause
+
+
+def identity_of_context(context: GrpcContext) -> Identity:
+    """The verified peer of a gRPC call. Raises ShoalError(UNAUTHENTICATED | CERT_NAME_INVALID)."""
+    pems = context.auth_context().get("x509_pem_cert")
+    if not pems:
+        raise refuse(
+            Code.UNAUTHENTICATED, "no client certificate", "a certificate of this region", "connect with the files of your context"
+        )
+    return identity_of_pem(pems[0])
+
+
+def check_validity(identity: Identity, wall: Wall, *, allowance_s: float = 0.0) -> Refusal | None:
+    """Judged per call, not per handshake: a certificate that runs out on an open connection is refused too."""
+    if wall > identity.not_after + allowance_s:
+        return Refusal(
+            Code.CERT_EXPIRED,
+            f"the certificate of {identity.uri} ended {wall - identity.not_after:.0f}s ago",
+            "a valid certificate",
+            "renew it, or enrol again with a join token",
+        )
+    if wall < identity.not_before - allowance_s:
+        return Refusal(
+            Code.CERT_NOT_YET_VALID,
+            f"the certificate of {identity.uri} begins in {identity.not_before - wall:.0f}s",
+            "a valid certificate",
+            "set the clock of this machine",
+        )
+    return None
+
+
+def require(identity: Identity, *, region: str, roles: frozenset[Role]) -> None:
+    """Raises ShoalError(REGION_MISMATCH | ROLE_DENIED)."""
+    if identity.region != region:
+        raise ShoalError(
+            Refusal(Code.REGION_MISMATCH, f"a certificate of region {identity.region}", f"one of {region}", "use that region's files")
+        )
+    if identity.role not in roles:
+        raise ShoalError(
+            Refusal(
+                Code.ROLE_DENIED,
+                f"role {identity.role}",
+                f"one of {', '.join(sorted(roles))}",
+                "use a context whose certificate has that role",
+            )
+        )
