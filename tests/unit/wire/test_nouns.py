@@ -1,0 +1,75 @@
+"""Every noun survives the wire unchanged; what is no noun is refused."""
+
+import math
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.types import link
+from shoal.types.assignment import DesiredSet, Status
+from shoal.types.codes import Code, ShoalError
+from shoal.types.profile import ModelProfile
+from shoal.types.receipt import Receipt
+from shoal.v1 import link_pb2, nouns_pb2
+from shoal.wire import nouns
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+st.register_type_strategy(float, NUMBERS)
+st.register_type_strategy(int, st.integers(min_value=0, max_value=2**31 - 1))
+st.register_type_strategy(str, st.text(max_size=20).filter(lambda text: "\0" not in text))
+
+KINDS: tuple[Any, ...] = (DesiredSet, Status, Receipt, ModelProfile, link.Hello, link.Welcome, link.NodeEvents, link.Refused)
+
+
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_round_trip(kind: Any) -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(st.from_type(kind))
+    def holds(noun: Any) -> None:
+        assert nouns.decode(kind, nouns.encode(noun)) == noun
+        assert nouns.encode(nouns.decode(kind, nouns.encode(noun))) == nouns.encode(noun)
+
+    holds()
+
+
+def test_every_link_message_has_its_place() -> None:
+    for union, message in ((link.FromAgent, link_pb2.FromAgent), (link.ToAgent, link_pb2.ToAgent)):
+        fields = {field.message_type.name for field in message.DESCRIPTOR.fields}
+        assert fields == {kind.__name__ for kind in get_args(union)}
+
+
+def test_messages_mirror_nouns_field_by_field() -> None:
+    for kind in (*KINDS, *get_args(link.FromAgent), *get_args(link.ToAgent)):
+        message = nouns.message_class(kind)
+        assert {field.name for field in message.DESCRIPTOR.fields} == set(kind.__dataclass_fields__), kind
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        nouns_pb2.Device(name="cpu0", kind="toaster"),
+        nouns_pb2.Device(name="cpu0", kind="cpu", time_scale=math.inf),
+        nouns_pb2.Device(name="x" * 5000, kind="cpu"),
+        nouns_pb2.Device(name="a\0b", kind="cpu"),
+    ],
+    ids=["enum", "infinite", "long", "nul"],
+)
+def test_what_is_no_noun_is_refused(message: nouns_pb2.Device) -> None:
+    from shoal.types.device import Device
+
+    with pytest.raises(ShoalError) as caught:
+        nouns.from_wire(Device, message)
+    assert caught.value.code is Code.MESSAGE_INVALID
+
+
+def test_missing_parts_and_junk_are_refused() -> None:
+    for broken in (link_pb2.FromAgent(), link_pb2.FromAgent(hello=link_pb2.Hello(nonce="n"))):
+        with pytest.raises(ShoalError) as caught:
+            nouns.from_agent_from_wire(broken)
+        assert caught.value.code is Code.MESSAGE_INVALID
+    with pytest.raises(ShoalError):
+        nouns.decode(Receipt, b"\xff\xff\xff")
