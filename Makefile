@@ -1,0 +1,65 @@
+# The commands of this project. Each does all of its own set-up: a virtual environment in .venv, Debian packages where a
+# test needs a real server.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TEST_STAMP := $(VENV)/.installed-tests
+DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local]'
+PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help dev demo test test-long lint types protos docs bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): $(VENV)/bin/python $(PYPROJECTS)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $(DISTS)
+	@# Models and a page that come inside wheels; only their files are needed, so their dependencies are left out.
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime
+	touch $@
+
+$(TEST_STAMP): $(STAMP) requirements-test.txt
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r requirements-test.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt magika silero-vad
+	touch $@
+
+dev: $(TEST_STAMP) ## an environment to work in: .venv with every part installed in place
+
+demo: $(STAMP) ## the whole story on this machine, on real models, in about two minutes
+	$(BIN)/shoal demo
+
+test: $(TEST_STAMP) ## unit, contract, simulation and integration tests
+	$(BIN)/python -m pytest -q tests/unit tests/contract -n $(WORKERS) --dist loadscope
+	$(BIN)/python -m pytest -q tests/simulation
+	$(BIN)/python -m pytest -q tests/integration
+
+test-long: $(TEST_STAMP) ## the unscaled runs: minutes of real time each
+	$(BIN)/python -m pytest -q tests -m long
+
+lint: $(TEST_STAMP) ## ruff and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: $(TEST_STAMP) ## mypy strict and pyright
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+protos: $(TEST_STAMP) ## regenerate the committed stubs; fails when they differ
+	PYTHON="$(abspath $(BIN)/python)" protos/generate.sh
+	git diff --exit-code -- protos
+
+docs: $(STAMP) ## regenerate the reference
+	$(BIN)/python -m shoal.policies.reference > docs/reference/policy.md
+
+bench: $(TEST_STAMP) ## the benchmarks, as ratios in one run
+	$(BIN)/shoal bench
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
