@@ -1,0 +1,177 @@
+"""Frames between an agent's processes: calls, refusals, cancellation, and peers that break the rules."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from harness.wait import until
+from shoal.agent.worker.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameServer, Message
+from shoal.types.codes import Code, ShoalError, refuse
+
+NONCE = "a" * 32
+
+
+class Echo:
+    """Handlers that record what reached them."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.running = 0
+        self.gate = asyncio.Event()
+
+    async def echo(self, message: Message) -> Message:
+        return Message("echoed", message.header, message.payload)
+
+    async def deny(self, message: Message) -> Message:
+        raise refuse(Code.OVERLOADED, "full", "room", "retry")
+
+    async def wait(self, message: Message) -> Message:
+        self.running += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(str(message.header["name"]))
+            raise
+        return Message("waited", message.header)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, Echo, FrameServer]]:
+    echo = Echo()
+    path = tmp_path / "s.sock"
+    server = FrameServer(path, NONCE, {"echo": echo.echo, "deny": echo.deny, "wait": echo.wait}, max_payload=1_000_000)
+    await server.start()
+    yield path, echo, server
+    await server.close()
+    assert not path.exists()
+
+
+async def test_calls_carry_header_and_payload(served: tuple[Path, Echo, FrameServer]) -> None:
+    path, _, server = served
+    assert path.stat().st_mode & 0o777 == 0o600
+    client = await FrameClient.connect(path, NONCE)
+    payloads = [bytes([n]) * (n * 997) for n in range(200)]
+    replies = await asyncio.gather(*(client.call("echo", p, header={"n": n}) for n, p in enumerate(payloads)))
+    assert [r.payload for r in replies] == payloads
+    assert [r.header["n"] for r in replies] == list(range(200))
+    assert server.connections == 1
+    await client.close()
+    await until(lambda: server.connections == 0, 5, "disconnected")
+    assert server.empty_since is not None
+
+
+async def test_refusals_come_back_as_errors(served: tuple[Path, Echo, FrameServer]) -> None:
+    client = await FrameClient.connect(served[0], NONCE)
+    with pytest.raises(ShoalError) as denied:
+        await client.call("deny")
+    assert (denied.value.refusal.code, denied.value.refusal.remedy) == (Code.OVERLOADED, "retry")
+    with pytest.raises(ShoalError) as unknown:
+        await client.call("nothing")
+    assert unknown.value.code is Code.UNIMPLEMENTED
+    with pytest.raises(ShoalError) as large:
+        await client.call("echo", bytes(1_000_001))
+    assert large.value.code is Code.TOO_LARGE
+    with pytest.raises(ShoalError) as header:
+        await client.call("echo", header={"x": "y" * MAX_HEADER})
+    assert header.value.code is Code.TOO_LARGE
+    assert (await client.call("echo", b"still well")).payload == b"still well"
+    await client.close()
+
+
+async def test_wrong_nonce_is_refused(served: tuple[Path, Echo, FrameServer]) -> None:
+    with pytest.raises(ShoalError) as error:
+        await FrameClient.connect(served[0], "b" * 32)
+    assert error.value.code is Code.UNAUTHENTICATED
+    with pytest.raises(ConnectionLost):
+        await FrameClient.connect(served[0], NONCE, peer_pid=1)
+    with pytest.raises(ConnectionLost):
+        await FrameClient.connect(served[0].with_name("absent"), NONCE)
+
+
+async def test_timeouts_and_cancellation_reach_the_handler(served: tuple[Path, Echo, FrameServer]) -> None:
+    path, echo, _ = served
+    client = await FrameClient.connect(path, NONCE)
+    with pytest.raises(ShoalError) as late:
+        await client.call("wait", header={"name": "late"}, timeout=0.05)
+    assert late.value.code is Code.DEADLINE_EXCEEDED
+    task = asyncio.create_task(client.call("wait", header={"name": "dropped"}))
+    await until(lambda: echo.running == 2, 5, "seen by the handler")
+    task.cancel()
+    await until(lambda: echo.cancelled == ["late", "dropped"], 5, "seen by the handler")
+    other = asyncio.create_task(client.call("wait", header={"name": "gone"}))
+    await until(lambda: echo.running == 3, 5, "seen by the handler")
+    await client.close()
+    with pytest.raises(ConnectionLost):
+        await other
+    await until(lambda: echo.cancelled[-1] == "gone", 5, "seen by the handler")
+
+
+async def test_pushes_reach_every_client(served: tuple[Path, Echo, FrameServer]) -> None:
+    path, _, server = served
+    got: list[Message] = []
+    clients = [await FrameClient.connect(path, NONCE, on_push=got.append) for _ in range(2)]
+    await until(lambda: server.connections == 2, 5, "both connected")
+    server.push("phase", b"x", header={"phase": "warming"})
+    await until(lambda: len(got) == 2, 5, "pushed")
+    assert got[0] == Message("phase", {"phase": "warming"}, b"x")
+    for client in clients:
+        await client.close()
+
+
+async def test_server_gone_ends_calls(served: tuple[Path, Echo, FrameServer]) -> None:
+    path, echo, server = served
+    client = await FrameClient.connect(path, NONCE)
+    call = asyncio.create_task(client.call("wait", header={"name": "x"}))
+    await until(lambda: echo.running == 1, 5, "seen by the handler")
+    await server.close()
+    with pytest.raises(ConnectionLost):
+        await call
+    await client.wait_closed()
+    with pytest.raises(ConnectionLost):
+        await client.call("echo")
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(40),
+        struct.pack("!HBxIIQ", 0x5346, 1, 2**31, 0, 0),
+        struct.pack("!HBxIIQ", 0x5346, 99, 2, 0, 0) + b"{}",
+        struct.pack("!HBxIIQ", 0x5346, 1, 2, 0, 0) + b"[]",
+        struct.pack("!HBxIIQ", 0x5346, 1, 60000, 0, 0) + b"[" * 60000,
+        struct.pack("!HBxIIQ", 0x5346, 3, 15, 0, 7) + b'{"kind":"echo"}',
+    ],
+    ids=["http", "header-2GiB", "sort", "list", "deep", "no-hello"],
+)
+async def test_junk_ends_only_its_own_connection(served: tuple[Path, Echo, FrameServer], junk: bytes) -> None:
+    path, _, _ = served
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    await loop.sock_connect(sock, str(path))
+    await loop.sock_sendall(sock, junk)
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                if not await loop.sock_recv(sock, 4096):
+                    break
+            except ConnectionResetError:
+                break
+    sock.close()
+    client = await FrameClient.connect(path, NONCE)
+    assert (await client.call("echo", b"fine")).payload == b"fine"
+    await client.close()
+
+
+async def test_paths_longer_than_the_kernel_takes(tmp_path: Path) -> None:
+    folder = tmp_path / ("d" * 120)
+    folder.mkdir()
+    server = FrameServer(folder / "worker.sock", NONCE, {"echo": Echo().echo})
+    await server.start()
+    client = await FrameClient.connect(folder / "worker.sock", NONCE)
+    assert (await client.call("echo", b"long")).payload == b"long"
+    await client.close()
+    await server.close()
