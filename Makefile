@@ -21,7 +21,7 @@ $(VENV)/bin/python:
 $(STAMP): $(VENV)/bin/python $(PYPROJECTS)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $(DISTS)
 	@# Models and a page that come inside wheels; only their files are needed, so their dependencies are left out.
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt rapidocr-onnxruntime scikit-image
 	touch $@
 
 $(TEST_STAMP): $(STAMP) requirements-test.txt
