@@ -44,6 +44,11 @@ class ArtifactsStub:
                 request_serializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
                 _registered_method=True)
+        self.Inspect = channel.stream_unary(
+                '/shoal.v1.Artifacts/Inspect',
+                request_serializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/shoal.v1.Artifacts/List',
                 request_serializer=shoal_dot_v1_dot_artifacts__pb2.ListModelsRequest.SerializeToString,
@@ -73,6 +78,13 @@ class ArtifactsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request_iterator, context):
+        """As Push, and nothing is stored: what the model is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -95,6 +107,11 @@ def add_ArtifactsServicer_to_server(servicer, server):
             ),
             'Push': grpc.stream_unary_rpc_method_handler(
                     servicer.Push,
+                    request_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.FromString,
+                    response_serializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.SerializeToString,
+            ),
+            'Inspect': grpc.stream_unary_rpc_method_handler(
+                    servicer.Inspect,
                     request_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.FromString,
                     response_serializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.SerializeToString,
             ),
@@ -161,6 +178,33 @@ class Artifacts:
             request_iterator,
             target,
             '/shoal.v1.Artifacts/Push',
+            shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
+            shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/shoal.v1.Artifacts/Inspect',
             shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
             shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
             options,

@@ -35,6 +35,8 @@ class ArtifactsStub:
     """Bytes from `offset` on; the first chunk carries the size. Resume by asking again with a later offset."""
     Push: _grpc.StreamUnaryMultiCallable[_artifacts_pb2.PushChunk, _artifacts_pb2.PushReply]
     """One model: the head first, then its files' bytes in order. Inspected in a child process before it is stored."""
+    Inspect: _grpc.StreamUnaryMultiCallable[_artifacts_pb2.PushChunk, _artifacts_pb2.PushReply]
+    """As Push, and nothing is stored: what the model is."""
     List: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.ListModelsRequest, _artifacts_pb2.ListModelsReply]
     Remove: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.RemoveModelRequest, _artifacts_pb2.RemoveModelReply]
 
@@ -45,6 +47,8 @@ class ArtifactsAsyncStub(ArtifactsStub):
     """Bytes from `offset` on; the first chunk carries the size. Resume by asking again with a later offset."""
     Push: _aio.StreamUnaryMultiCallable[_artifacts_pb2.PushChunk, _artifacts_pb2.PushReply]  # type: ignore[assignment]
     """One model: the head first, then its files' bytes in order. Inspected in a child process before it is stored."""
+    Inspect: _aio.StreamUnaryMultiCallable[_artifacts_pb2.PushChunk, _artifacts_pb2.PushReply]  # type: ignore[assignment]
+    """As Push, and nothing is stored: what the model is."""
     List: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.ListModelsRequest, _artifacts_pb2.ListModelsReply]  # type: ignore[assignment]
     Remove: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.RemoveModelRequest, _artifacts_pb2.RemoveModelReply]  # type: ignore[assignment]
 
@@ -64,6 +68,14 @@ class ArtifactsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_artifacts_pb2.PushReply, _abc.Awaitable[_artifacts_pb2.PushReply]]:
         """One model: the head first, then its files' bytes in order. Inspected in a child process before it is stored."""
+
+    @_abc_1.abstractmethod
+    def Inspect(
+        self,
+        request_iterator: _MaybeAsyncIterator[_artifacts_pb2.PushChunk],
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifacts_pb2.PushReply, _abc.Awaitable[_artifacts_pb2.PushReply]]:
+        """As Push, and nothing is stored: what the model is."""
 
     @_abc_1.abstractmethod
     def List(
