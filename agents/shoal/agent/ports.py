@@ -12,6 +12,7 @@ from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.route import Route
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
+from shoal.types.workload import WorkloadKey
 
 
 class Clock(Protocol):
@@ -153,6 +154,16 @@ class WorkerStats:
     served: tuple[Served, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LocalWorker:
+    """A worker of this node that is ready and takes requests: where the front reaches it (Unix socket, its nonce)."""
+
+    assignment: str
+    workload: WorkloadKey
+    socket: str
+    nonce: str
+
+
 class Workers(Protocol):
     """Worker processes: one per assignment, one spare. Every outcome comes back through `events`."""
 
@@ -187,8 +198,16 @@ class FrontStats:
 class Front(Protocol):
     """The data-plane process, kept running; configured whole each time."""
 
-    async def configure(self, routes: tuple[Route, ...], credentials: tuple[Credential, ...]) -> None:
-        """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again."""
+    async def configure(
+        self,
+        routes: tuple[Route, ...],
+        credentials: tuple[Credential, ...],
+        workers: tuple[LocalWorker, ...] = (),
+    ) -> None:
+        """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again.
+
+        workers: those that may take new requests (ready, not draining). One that is left out gets nothing new and
+        finishes what it has."""
         ...
 
     async def stats(self) -> FrontStats: ...
