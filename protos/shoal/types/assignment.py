@@ -22,10 +22,26 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What one inference at batch 1 costs, from the model's profile: enough for an emulated device to pace itself.
+
+    FLOPs by the class whose rate a receipt carries (`other`: neither convolution nor matrix product), bytes read and
+    written by all operators (ModelProfile.bytes_moved), nodes in the graph. All zero: unknown.
+    """
+
+    conv_flops: float = 0.0
+    matmul_flops: float = 0.0
+    other_flops: float = 0.0
+    bytes: float = 0.0
+    nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """One replica that one node shall keep. id never changes meaning: another model or device is another id.
 
-    draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it.
+    draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it. work:
+    filled by the coordinator from the ModelProfile.
     """
 
     id: str
@@ -41,6 +57,7 @@ class Assignment:
     memory_bytes: Bytes
     max_batch: int
     partition: PartitionRule
+    work: Work = Work()
 
 
 @dataclass(frozen=True, slots=True)

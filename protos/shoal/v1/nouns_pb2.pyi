@@ -681,6 +681,37 @@ class PartitionRule(_message.Message):
 Global___PartitionRule: _TypeAlias = PartitionRule  # noqa: Y015
 
 @_typing.final
+class Work(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONV_FLOPS_FIELD_NUMBER: _builtins.int
+    MATMUL_FLOPS_FIELD_NUMBER: _builtins.int
+    OTHER_FLOPS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    conv_flops: _builtins.float
+    matmul_flops: _builtins.float
+    other_flops: _builtins.float
+    bytes: _builtins.float
+    nodes: _builtins.int
+    def __init__(
+        self,
+        *,
+        conv_flops: _builtins.float = ...,
+        matmul_flops: _builtins.float = ...,
+        other_flops: _builtins.float = ...,
+        bytes: _builtins.float = ...,
+        nodes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "other_flops", b"other_flops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Work: _TypeAlias = Work  # noqa: Y015
+
+@_typing.final
 class Assignment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -697,6 +728,7 @@ class Assignment(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -712,6 +744,8 @@ class Assignment(_message.Message):
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
     def partition(self) -> Global___PartitionRule: ...
+    @_builtins.property
+    def work(self) -> Global___Work: ...
     def __init__(
         self,
         *,
@@ -728,10 +762,11 @@ class Assignment(_message.Message):
         memory_bytes: _builtins.int = ...,
         max_batch: _builtins.int = ...,
         partition: Global___PartitionRule | None = ...,
+        work: Global___Work | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
