@@ -21,6 +21,12 @@ class Clock(Protocol):
     async def sleep(self, seconds: Seconds) -> None: ...
 
 
+class Log(Protocol):
+    """One structured event; `error` marks what a person should look at."""
+
+    def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None: ...
+
+
 class Driver(Protocol):
     """One family of devices (entry point group `shoal.devices`). Imports no runtime: runs in the supervisor."""
 
@@ -174,6 +180,10 @@ class Workers(Protocol):
     async def start(self, assignment: Assignment, path: str) -> None: ...
     async def stop(self, assignment: str) -> None:
         """Ends the worker at once; draining is the caller's business. Unknown names are no error."""
+        ...
+
+    def local(self, assignment: str) -> LocalWorker | None:
+        """Where the front reaches this started worker; None when there is none."""
         ...
 
     async def probe(self, device: Device) -> Receipt:

@@ -1,0 +1,442 @@
+"""One assignment on one node: fetching -> loading -> warming -> ready -> draining -> gone, and failed(code, retry_at).
+
+`step` is the whole behaviour. The supervisor feeds it what happened and carries out what it asks; every transitional
+state has a deadline, and each state asks for its own wake-up when it is entered.
+"""
+
+from dataclasses import dataclass, replace
+
+from shoal.agent.core.backoff import delay
+from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
+from shoal.types.codes import Code, Refusal
+from shoal.types.profile import TensorSpec
+from shoal.types.units import Elapsed, Seconds, Wall
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines and back-off of one assignment; fetching and loading get more in proportion to the model's bytes."""
+
+    fetch_s: float = 120.0
+    fetch_bytes: float = 256 * 1024
+    load_s: float = 120.0
+    load_bytes: float = 10e6
+    warm_s: float = 300.0
+    drain_s: float = 30.0
+    drain_grace_s: float = 0.5
+    """A draining replica stays at least this long: peers may hold the routes of a moment ago."""
+    retry_base_s: float = 0.5
+    retry_cap_s: float = 60.0
+    poison_after: int = 3
+    settled_s: float = 600.0
+    """Ready for so long: earlier crashes and failures no longer count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What outlives the phases. attempts: failures in a row; crashes: of its own fault; restarts: all reloads."""
+
+    attempts: int = 0
+    crashes: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the worker said when it became ready."""
+
+    measured: Measured
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Warming:
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    service: Service
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    service: Service
+    not_before: Elapsed
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Waits for `retry_at`, with the bytes or without."""
+
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    refusal: Refusal
+    retry_at: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """Failed for good on this node: only another desired set ends it."""
+
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    asked: Assignment
+    record: Record
+    since: Elapsed
+
+
+State = Fetching | Loading | Warming | Ready | Draining | Failed | Poisoned | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """Not admitted, or the runtime refused; the worker process itself did not die."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """Loaded; the worker now runs its warm-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    service: Service
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The worker process ended. own_fault False: killed from outside, which counts nothing."""
+
+    own_fault: bool
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """No longer wanted here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Wanted, with these terms (again, or still)."""
+
+    asked: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing is in flight to the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = Fetched | FetchFailed | LoadFailed | Warmup | Warmed | Exited | Drain | Resume | Idle | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Have the model's verified bytes here; answer Fetched or FetchFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopFetch:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Admit by live memory, then start; answer LoadFailed, Warmup, Warmed or Exited."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardBytes:
+    """The cached bytes are not the model: set them aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Tick at `at`. The latest one counts."""
+
+    at: Elapsed
+
+
+Effect = Fetch | StopFetch | StartWorker | StopWorker | DiscardBytes | WakeAt
+Step = tuple[State, tuple[Effect, ...]]
+
+
+def begin(asked: Assignment, now: Elapsed, limits: Limits, record: Record | None = None) -> Step:
+    """A new assignment, or one more attempt: bytes first."""
+    until = Elapsed(now + limits.fetch_s + asked.model_bytes / limits.fetch_bytes)
+    return Fetching(asked, record or Record(), now, until), (Fetch(), WakeAt(until))
+
+
+def adopt(asked: Assignment, service: Service | None, now: Elapsed, limits: Limits) -> Step:
+    """A worker of an earlier supervisor holds it: ready as it is, or still loading."""
+    if service is not None:
+        return Ready(asked, Record(), now, service), ()
+    until = _load_until(asked, now, limits)
+    return Loading(asked, Record(), now, until), (WakeAt(until),)
+
+
+def step(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
+    """The next state and what to do. Time is looked at first; what no longer matters to a state changes nothing."""
+    state, due = _expire(state, now, limits)
+    state, effects = _take(state, event, now, limits)
+    return state, due + effects
+
+
+def _expire(state: State, now: Elapsed, limits: Limits) -> Step:
+    match state:
+        case Fetching() if now >= state.until:
+            return _fail(state, Refusal(Code.FETCH_FAILED, "not fetched in time"), now, limits, StopFetch())
+        case Loading() if now >= state.until:
+            return _fail(state, Refusal(Code.LOAD_TIMEOUT, "not loaded in time"), now, limits, StopWorker())
+        case Warming() if now >= state.until:
+            return _fail(state, Refusal(Code.WARMUP_FAILED, "not warm in time"), now, limits, StopWorker())
+        case Draining() if now >= state.until:
+            return Gone(state.asked, state.record, now), (StopWorker(),)
+        case Failed() if now >= state.retry_at:
+            return begin(state.asked, now, limits, replace(state.record, restarts=state.record.restarts + 1))
+        case Fetching() | Loading() | Warming() | Ready() | Draining() | Failed() | Poisoned() | Gone():
+            return state, ()
+
+
+def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
+    match state:
+        case Fetching():
+            match event:
+                case Fetched(path):
+                    until = _load_until(state.asked, now, limits)
+                    return Loading(state.asked, state.record, now, until), (StartWorker(path), WakeAt(until))
+                case FetchFailed(refusal):
+                    return _fail(state, refusal, now, limits)
+                case Drain():
+                    return Gone(state.asked, state.record, now), (StopFetch(),)
+                case Resume(asked):
+                    return replace(state, asked=asked), ()
+                case LoadFailed() | Warmup() | Warmed() | Exited() | Idle() | Tick():
+                    return state, ()
+        case Loading() | Warming():
+            match event:
+                case Warmup():
+                    until = Elapsed(now + limits.warm_s)
+                    return Warming(state.asked, state.record, now, until), (WakeAt(until),)
+                case Warmed(service):
+                    return Ready(state.asked, state.record, now, service), ()
+                case LoadFailed(refusal) if refusal.code is Code.MODEL_DIGEST:
+                    return _fail(state, refusal, now, limits, StopWorker(), DiscardBytes())
+                case LoadFailed(refusal):
+                    return _fail(state, refusal, now, limits, StopWorker())
+                case Exited():
+                    return _exit(state, event, now, limits)
+                case Drain():
+                    return Gone(state.asked, state.record, now), (StopWorker(),)
+                case Resume(asked):
+                    return replace(state, asked=asked), ()
+                case Fetched() | FetchFailed() | Idle() | Tick():
+                    return state, ()
+        case Ready():
+            match event:
+                case Exited():
+                    if now - state.since >= limits.settled_s:
+                        state = replace(state, record=Record(restarts=state.record.restarts))
+                    return _exit(state, event, now, limits)
+                case Drain():
+                    return _drain(state, now, limits)
+                case Resume(asked):
+                    return replace(state, asked=asked), ()
+                case Fetched() | FetchFailed() | LoadFailed() | Warmup() | Warmed() | Idle() | Tick():
+                    return state, ()
+        case Draining():
+            match event:
+                case Idle() if now >= state.not_before:
+                    return Gone(state.asked, state.record, now), (StopWorker(),)
+                case Exited():
+                    return Gone(state.asked, state.record, now), ()
+                case Resume(asked):
+                    return Ready(asked, state.record, now, state.service), ()
+                case Fetched() | FetchFailed() | LoadFailed() | Warmup() | Warmed() | Drain() | Idle() | Tick():
+                    return state, ()
+        case Failed() | Poisoned():
+            match event:
+                case Drain():
+                    return Gone(state.asked, state.record, now), ()
+                case Resume(asked):
+                    return replace(state, asked=asked), ()
+                case Fetched() | FetchFailed() | LoadFailed() | Warmup() | Warmed() | Exited() | Idle() | Tick():
+                    return state, ()
+        case Gone():
+            match event:
+                case Resume(asked):
+                    return begin(asked, now, limits)
+                case (
+                    Fetched()
+                    | FetchFailed()
+                    | LoadFailed()
+                    | Warmup()
+                    | Warmed()
+                    | Exited()
+                    | Drain()
+                    | Idle()
+                    | Tick()
+                ):
+                    return state, ()
+
+
+def _load_until(asked: Assignment, now: Elapsed, limits: Limits) -> Elapsed:
+    return Elapsed(now + limits.load_s + asked.model_bytes / limits.load_bytes)
+
+
+def _fail(state: State, refusal: Refusal, now: Elapsed, limits: Limits, *first: Effect) -> Step:
+    """Back-off doubles with each failure in a row."""
+    record = replace(state.record, attempts=state.record.attempts + 1)
+    wait = delay(state.asked.id, record.attempts - 1, base_s=limits.retry_base_s, cap_s=limits.retry_cap_s)
+    retry_at = Elapsed(now + wait)
+    return Failed(state.asked, record, now, refusal, retry_at), (*first, WakeAt(retry_at))
+
+
+def _exit(state: Loading | Warming | Ready, event: Exited, now: Elapsed, limits: Limits) -> Step:
+    if event.refusal.code is Code.OUT_OF_MEMORY:
+        return _fail(state, event.refusal, now, limits)
+    if not event.own_fault:
+        return begin(state.asked, now, limits, replace(state.record, restarts=state.record.restarts + 1))
+    crashed = replace(state, record=replace(state.record, crashes=state.record.crashes + 1))
+    if crashed.record.crashes < limits.poison_after:
+        return _fail(crashed, event.refusal, now, limits)
+    refusal = Refusal(
+        Code.POISONED,
+        f"{crashed.record.crashes} crashes of its own, the last: {event.refusal}",
+        f"{state.asked.model} on {state.asked.provider}",
+        "another model, provider or runtime version; or clear the model",
+    )
+    return Poisoned(state.asked, crashed.record, now, refusal), ()
+
+
+def _drain(state: Ready, now: Elapsed, limits: Limits) -> Step:
+    not_before, until = Elapsed(now + limits.drain_grace_s), Elapsed(now + limits.drain_s)
+    return Draining(state.asked, state.record, now, state.service, not_before, until), (WakeAt(until),)
+
+
+def phase(state: State) -> Phase:
+    match state:
+        case Fetching():
+            return Phase.FETCHING
+        case Loading():
+            return Phase.LOADING
+        case Warming():
+            return Phase.WARMING
+        case Ready():
+            return Phase.READY
+        case Draining():
+            return Phase.DRAINING
+        case Failed() | Poisoned():
+            return Phase.FAILED
+        case Gone():
+            return Phase.GONE
+
+
+def observe(state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tuple[Served, ...] = ()) -> Observed:
+    """What the node reports. epoch_wall: wall clock minus elapsed clock, both read now."""
+
+    def wall(at: Elapsed) -> Wall:
+        return Wall(at + epoch_wall)
+
+    code, reason, retry_at, gives_up_at, service = _why(state)
+    return Observed(
+        assignment=state.asked.id,
+        workload=state.asked.workload,
+        model=state.asked.model,
+        device=state.asked.device,
+        phase=phase(state),
+        since=wall(state.since),
+        code=code,
+        reason=reason,
+        retry_at=None if retry_at is None else wall(retry_at),
+        gives_up_at=None if gives_up_at is None else wall(gives_up_at),
+        in_flight=in_flight,
+        restarts=state.record.restarts,
+        measured=service.measured if service else None,
+        served=served,
+        inputs=service.inputs if service else (),
+        outputs=service.outputs if service else (),
+    )
+
+
+_Why = tuple[Code | None, str, Elapsed | None, Elapsed | None, Service | None]
+
+
+def _why(state: State) -> _Why:
+    match state:
+        case Fetching():
+            return Code.WAITING_FOR_FETCH, "fetching the model", None, state.until, None
+        case Loading():
+            return Code.WAITING_FOR_LOAD, "loading the model", None, state.until, None
+        case Warming():
+            return Code.WAITING_FOR_WARMUP, "warming up", None, state.until, None
+        case Ready():
+            return None, "", None, None, state.service
+        case Draining():
+            return Code.WAITING_FOR_DRAIN, "finishing what is in flight", None, state.until, state.service
+        case Failed():
+            return state.refusal.code, str(state.refusal), state.retry_at, None, None
+        case Poisoned():
+            return state.refusal.code, str(state.refusal), None, None, None
+        case Gone():
+            return None, "", None, None, None

@@ -1,0 +1,143 @@
+"""One session with the coordinator: which welcome and desired set to accept, what to report, when to call again."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from shoal.agent.core.backoff import delay
+from shoal.types.assignment import DesiredSet, Ingress, Observed, Status, Version
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import Reading
+from shoal.types.link import Hello, Welcome
+from shoal.types.units import Seconds, Wall
+
+PROTOCOL = 1
+SKEW_ALLOWANCE_S = 30.0
+
+
+def check_welcome(hello: Hello, welcome: Welcome) -> Refusal | None:
+    """The answer must be to this very hello, and from no leader that was already replaced."""
+    if welcome.nonce != hello.nonce:
+        return Refusal(Code.MESSAGE_INVALID, "a welcome to another hello", "the nonce of this session", "connect again")
+    held = hello.holds
+    if held is not None and held.history == welcome.history and welcome.term < held.term:
+        return Refusal(
+            Code.TERM_STALE, f"term {welcome.term}", f"at least {held.term}", "connect to the current leader"
+        )
+    return None
+
+
+def skewed(welcome: Welcome, wall: Wall) -> Seconds | None:
+    """The difference of the clocks in seconds where it is beyond the allowance."""
+    difference = Seconds(welcome.coordinator_time - wall)
+    return difference if abs(difference) > SKEW_ALLOWANCE_S else None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """desired: what to persist and act on."""
+
+    desired: DesiredSet
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Persisted already: nothing to do."""
+
+
+Judgement = Accept | Held | Refusal
+
+
+def judge(held: DesiredSet | None, offered: DesiredSet, *, node: str, history: str, reported: bool) -> Judgement:
+    """Whether to act on an offered set.
+
+    history: the welcome's. reported: a full status has been sent in this session. Within one history the term and the
+    generation never go back. Another history is accepted only if it is this session's, after the coordinator was shown
+    what runs here, and its first set stops nothing: what it does not know stays until a later generation says so.
+    """
+    version = offered.version
+    if offered.node != node:
+        return Refusal(Code.NODE_MISMATCH, f"a desired set for {offered.node}", node, "send each node its own")
+    if version.history != history:
+        return Refusal(Code.GENERATION_STALE, f"history {version.history}", history, "connect again")
+    if held is None:
+        return Accept(offered)
+    if version.history != held.version.history:
+        if reported:
+            return Accept(_keep_unknown(held, offered))
+        return Refusal(Code.GENERATION_STALE, "a new history before this node's report", "a report", "send it again")
+    return _judge_within(held.version, offered)
+
+
+def _judge_within(held: Version, offered: DesiredSet) -> Judgement:
+    version = offered.version
+    if version.term < held.term:
+        return _stale_term(version.term, held.term)
+    if version.generation < held.generation:
+        asked = f"at least {held.generation}"
+        return Refusal(Code.GENERATION_STALE, f"generation {version.generation}", asked, "send the newest")
+    return Held() if version == held else Accept(offered)
+
+
+def _stale_term(term: int, held: int) -> Refusal:
+    return Refusal(Code.TERM_STALE, f"term {term}", f"at least {held}", "connect to the current leader")
+
+
+def _keep_unknown(held: DesiredSet, offered: DesiredSet) -> DesiredSet:
+    known = {asked.id for asked in offered.assignments}
+    routed = {route.workload for route in offered.routes}
+    return replace(
+        offered,
+        assignments=(*offered.assignments, *(asked for asked in held.assignments if asked.id not in known)),
+        routes=(*offered.routes, *(route for route in held.routes if route.workload not in routed)),
+        pins=tuple(sorted({*offered.pins, *held.pins})),
+    )
+
+
+def reconnect_after(node: str, attempt: int) -> Seconds:
+    """Seconds before the next call, counted from the failed one: 0.1 to 0.2 at first, at most 5."""
+    return delay(node, attempt, base_s=0.2, cap_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """What this session has reported. sequence: of the last status sent."""
+
+    sequence: int = 0
+    known: Mapping[str, Observed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is, at one moment."""
+
+    node: str
+    epoch: int
+    version: Version | None
+    observed: tuple[Observed, ...]
+    readings: tuple[Reading, ...]
+    ingress: tuple[Ingress, ...]
+    taken_at: Wall
+    front_ready: bool
+
+
+def report(reporter: Reporter, now: Report, *, full_every: int) -> tuple[Reporter, Status]:
+    """The next status: everything at first and every `full_every` messages, else what changed since the last."""
+    full = reporter.sequence % full_every == 0
+    status = Status(
+        node=now.node,
+        epoch=now.epoch,
+        sequence=reporter.sequence + 1,
+        full=full,
+        version=now.version,
+        observed=now.observed if full else _changed(now.observed, reporter.known),
+        gone=tuple(sorted(reporter.known.keys() - {each.assignment for each in now.observed})),
+        readings=now.readings,
+        ingress=now.ingress,
+        taken_at=now.taken_at,
+        front_ready=now.front_ready,
+    )
+    return Reporter(status.sequence, {each.assignment: each for each in now.observed}), status
+
+
+def _changed(observed: Iterable[Observed], known: Mapping[str, Observed]) -> tuple[Observed, ...]:
+    return tuple(each for each in observed if known.get(each.assignment) != each)
