@@ -26,7 +26,8 @@ class Work:
     """What one inference at batch 1 costs, from the model's profile: enough for an emulated device to pace itself.
 
     FLOPs by the class whose rate a receipt carries (`other`: neither convolution nor matrix product), bytes read and
-    written by all operators (ModelProfile.bytes_moved), nodes in the graph. All zero: unknown.
+    written by all operators (ModelProfile.bytes_moved), nodes in the graph. All zero: unknown. shapes: each input's
+    reference shape, which these costs are for; warm-up runs at these, and other sizes are scaled by their elements.
     """
 
     conv_flops: float = 0.0
@@ -34,6 +35,7 @@ class Work:
     other_flops: float = 0.0
     bytes: float = 0.0
     nodes: int = 0
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -684,16 +684,40 @@ Global___PartitionRule: _TypeAlias = PartitionRule  # noqa: Y015
 class Work(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ShapesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONV_FLOPS_FIELD_NUMBER: _builtins.int
     MATMUL_FLOPS_FIELD_NUMBER: _builtins.int
     OTHER_FLOPS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
     conv_flops: _builtins.float
     matmul_flops: _builtins.float
     other_flops: _builtins.float
     bytes: _builtins.float
     nodes: _builtins.int
+    @_builtins.property
+    def shapes(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
         self,
         *,
@@ -702,10 +726,11 @@ class Work(_message.Message):
         other_flops: _builtins.float = ...,
         bytes: _builtins.float = ...,
         nodes: _builtins.int = ...,
+        shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "other_flops", b"other_flops"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
