@@ -133,3 +133,18 @@ def show_watts(value: float) -> str:
 
 def show_usd_per_hour(value: float) -> str:
     return f"{value:.4g} USD/h"
+
+
+def show_quantity(value: float, dimension: Dimension) -> str:
+    """`value` (SI) as the shortest text that `parse_quantity` reads back to exactly the same number."""
+    space = " " if " " in dimension.example else ""
+    exact = [
+        text
+        for unit, factor in dimension.factors.items()
+        if "e" not in (number := f"{value / factor:.15g}")
+        and parse_quantity(text := f"{number}{space}{unit}", dimension) == value
+    ]
+    if exact:
+        return min(exact, key=len)
+    unit, factor = min(dimension.factors.items(), key=lambda item: abs(item[1] - 1.0))
+    return f"{value / factor!r}{space}{unit}"
