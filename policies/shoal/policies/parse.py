@@ -1,0 +1,352 @@
+"""YAML text to nodes that know their line and column. Opens no file.
+
+Everything hostile is refused while libyaml's events stream by, before any tree is walked: size, depth, aliases, tags,
+duplicate keys. Plain scalars follow YAML 1.2's core schema, so that `20:00`, `on` and `no` stay strings.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+
+from shoal.types.codes import Code, Refusal
+
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 64
+MAX_ALIASES: Final = 64
+MAX_DOCUMENTS: Final = 256
+MAX_NODES: Final = 10_000
+"""Nodes of one text, those reached through an alias counted each time."""
+MAX_PROBLEMS: Final = 20
+
+Plain = str | int | float | bool | None | tuple["Plain", ...] | dict[str, "Plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in one document. line, column: from 1, of the offending key or value."""
+
+    document: str
+    line: int
+    column: int
+    refusal: Refusal
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}:{self.column}  {self.refusal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """`body`: where the text of the value itself starts, None where it cannot be told (folded or escaped text)."""
+
+    value: str | int | float | bool | None
+    at: Position
+    body: Position | None
+    nodes: int = 1
+
+    def place(self, line: int, column: int) -> Position:
+        """Position in the document of line:column (from 1) in this scalar's own text."""
+        if self.body is None:
+            return self.at
+        indent = self.body.column if line == 1 or self.body.line != self.at.line else 1
+        return Position(self.body.line + line - 1, indent + column - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    items: tuple["Node", ...]
+    at: Position
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """keys: where each key stands."""
+
+    entries: dict[str, "Node"]
+    keys: dict[str, Position]
+    at: Position
+    nodes: int
+
+
+Node = Scalar | Sequence | Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The documents of one text; none where it has a problem."""
+
+    roots: tuple[Node, ...]
+    problems: tuple[Problem, ...]
+
+
+def parse(name: str, text: str | bytes) -> Parsed:
+    """The documents in `text`, empty ones left out. `name` is what problems call it: a file's path."""
+    composer = _Composer()
+    try:
+        roots = tuple(composer.documents(_decode(text)))
+    except _Stop as stop:
+        composer.problems.append((stop.at, stop.refusal))
+    if composer.problems:
+        return Parsed((), tuple(Problem(name, at.line, at.column, why) for at, why in composer.problems))
+    return Parsed(roots, ())
+
+
+def plain(node: Node) -> Plain:
+    """The node as dict, tuple and scalars."""
+    match node:
+        case Scalar():
+            return node.value
+        case Sequence():
+            return tuple(plain(item) for item in node.items)
+        case Mapping():
+            return {key: plain(value) for key, value in node.entries.items()}
+
+
+class _Stop(Exception):
+    def __init__(self, at: Position, code: Code, found: str, asked: str, remedy: str) -> None:
+        super().__init__(code)
+        self.at = at
+        self.refusal = Refusal(code, found, asked, remedy)
+
+
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _decode(text: str | bytes) -> str:
+    """Size, encoding and characters, each refused where it is crossed."""
+    if len(text) > MAX_BYTES or (isinstance(text, str) and _utf8_length(text) > MAX_BYTES):
+        head = text[:MAX_BYTES]
+        line = (head.count("\n") if isinstance(head, str) else head.count(b"\n")) + 1
+        raise _Stop(
+            Position(line, 1),
+            Code.YAML_TOO_LARGE,
+            f"{len(text)} characters",
+            f"at most {MAX_BYTES} bytes in a file",
+            "split it into several files",
+        )
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as error:
+            good = text[: error.start].decode()
+            raise _Stop(
+                _after(good), Code.YAML_INVALID, f"byte 0x{text[error.start]:02x}", "UTF-8", "save the file as UTF-8"
+            ) from error
+    text = text.removeprefix("\ufeff")
+    if bad := _UNPRINTABLE.search(text):
+        raise _Stop(
+            _after(text[: bad.start()]),
+            Code.YAML_INVALID,
+            f"character U+{ord(bad.group()):04X}",
+            "printable text",
+            "remove it, or write it as an escape in a double-quoted string",
+        )
+    return text
+
+
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def _after(text: str) -> Position:
+    return Position(text.count("\n") + 1, len(text) - text.rfind("\n"))
+
+
+def _position(mark: Any) -> Position:
+    return Position(mark.line + 1, mark.column + 1)
+
+
+class _Composer:
+    """Events to nodes, with every limit kept as the events arrive."""
+
+    def __init__(self) -> None:
+        self.problems: list[tuple[Position, Refusal]] = []
+        self._nodes = 0
+        self._aliases = 0
+
+    def documents(self, text: str) -> Iterator[Node]:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        self._text = text
+        self._events = yaml.parse(text, Loader=loader)  # type: ignore[no-untyped-call]
+        try:
+            yield from self._stream()
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            raise _Stop(
+                _position(mark) if mark else Position(1, 1),
+                Code.YAML_INVALID,
+                " ".join(part for part in (error.context, error.problem) if part),
+                "YAML 1.2",
+                "check indentation, colons and quotes here and on the line above",
+            ) from error
+        except yaml.YAMLError as error:
+            raise _Stop(Position(1, 1), Code.YAML_INVALID, str(error)[:200], "YAML 1.2", "save it as UTF-8") from error
+
+    def _stream(self) -> Iterator[Node]:
+        count = 0
+        for event in self._events:
+            if not isinstance(event, yaml.DocumentStartEvent):
+                continue
+            count += 1
+            if count > MAX_DOCUMENTS:
+                raise _Stop(
+                    _position(event.start_mark),
+                    Code.YAML_TOO_LARGE,
+                    f"more than {MAX_DOCUMENTS} documents",
+                    f"at most {MAX_DOCUMENTS} in a file",
+                    "split it into several files",
+                )
+            self._done: dict[str, Node] = {}
+            self._open: set[str] = set()
+            root = self._node(next(self._events), 1)
+            if not (isinstance(root, Scalar) and root.value is None):
+                yield root
+
+    def _node(self, event: Any, depth: int) -> Node:
+        at = _position(event.start_mark)
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event.anchor, at)
+        if event.tag is not None:
+            raise _Stop(
+                at,
+                Code.YAML_TAG_DENIED,
+                f"tag {event.tag!r:.80}",
+                "plain YAML without tags",
+                "remove the tag; quote a value that must stay a string",
+            )
+        if depth > MAX_DEPTH:
+            raise _Stop(
+                at, Code.YAML_TOO_DEEP, f"level {depth}", f"at most {MAX_DEPTH} levels", "flatten the document"
+            )
+        self._count(1, at, Code.YAML_TOO_LARGE, "split it into several files")
+        if isinstance(event, yaml.ScalarEvent):
+            if "\0" in event.value:
+                raise _Stop(at, Code.YAML_INVALID, "an escaped NUL", "printable text", "remove \\0")
+            value = _resolve(event.value) if event.implicit[0] else event.value
+            node: Node = Scalar(value, at, self._body(event, at))
+        else:
+            if event.anchor:
+                self._open.add(event.anchor)
+            node = self._sequence(at, depth) if isinstance(event, yaml.SequenceStartEvent) else self._mapping(at, depth)
+            self._open.discard(event.anchor)
+        if event.anchor:
+            self._done[event.anchor] = node
+        return node
+
+    def _count(self, nodes: int, at: Position, code: Code, remedy: str) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise _Stop(at, code, f"more than {MAX_NODES} values", f"at most {MAX_NODES} in a file", remedy)
+
+    def _alias(self, anchor: str, at: Position) -> Node:
+        self._aliases += 1
+        if anchor in self._open:
+            raise _Stop(
+                at,
+                Code.YAML_ALIAS_LIMIT,
+                f"*{anchor:.40} inside the value that it names",
+                "values that end",
+                "write the value out instead of the alias",
+            )
+        if anchor not in self._done:
+            raise _Stop(
+                at, Code.YAML_INVALID, f"*{anchor:.40} names nothing", "an anchor earlier in the document", "write &NAME"
+            )
+        if self._aliases > MAX_ALIASES:
+            raise _Stop(
+                at,
+                Code.YAML_ALIAS_LIMIT,
+                f"more than {MAX_ALIASES} aliases",
+                f"at most {MAX_ALIASES} in a file",
+                "write the values out",
+            )
+        node = self._done[anchor]
+        self._count(node.nodes, at, Code.YAML_ALIAS_LIMIT, "write the values out")
+        return node
+
+    def _sequence(self, at: Position, depth: int) -> Sequence:
+        items = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(event, depth + 1))
+        return Sequence(tuple(items), at, 1 + sum(item.nodes for item in items))
+
+    def _mapping(self, at: Position, depth: int) -> Mapping:
+        entries: dict[str, Node] = {}
+        keys: dict[str, Position] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key_at = _position(event.start_mark)
+            if not isinstance(event, yaml.ScalarEvent):
+                found = "an alias" if isinstance(event, yaml.AliasEvent) else "a list or mapping"
+                raise _Stop(key_at, Code.YAML_INVALID, f"{found} as key", "a word as key", "write the key out")
+            self._node(event, depth + 1)
+            key = event.value
+            value = self._node(next(self._events), depth + 1)
+            if key in entries:
+                self._duplicate(key, key_at, keys[key])
+                continue
+            entries[key], keys[key] = value, key_at
+        return Mapping(entries, keys, at, 1 + len(entries) + sum(value.nodes for value in entries.values()))
+
+    def _duplicate(self, key: str, at: Position, first: Position) -> None:
+        why = Refusal(
+            Code.YAML_DUPLICATE_KEY,
+            f"{key!r:.60} again",
+            f"each key once; the first is at line {first.line}, column {first.column}",
+            "remove one of the two",
+        )
+        self.problems.append((at, why))
+        if len(self.problems) >= MAX_PROBLEMS:
+            stop = self.problems.pop()
+            raise _Stop(stop[0], why.code, why.found, why.asked, why.remedy)
+
+    def _body(self, event: Any, at: Position) -> Position | None:
+        """Where a scalar's own text starts; known where the file holds it letter by letter."""
+        start, end = event.start_mark.index, event.end_mark.index
+        if event.style == "|":
+            line = self._text.find("\n", start) + 1
+            first = next((row for row in self._text[line:end].split("\n") if row.strip()), "")
+            if self._text.startswith(first, line):
+                return Position(at.line + 1, len(first) - len(first.lstrip(" ")) + 1)
+            return None
+        quote = 1 if event.style in {'"', "'"} else 0
+        if self._text[start + quote : end - quote] == event.value and "\n" not in event.value:
+            return Position(at.line, at.column + quote)
+        return None
+
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_NUMBER = re.compile(
+    r"(?P<int>[-+]?[0-9]{1,18})|0o(?P<oct>[0-7]{1,20})|0x(?P<hex>[0-9a-fA-F]{1,15})"
+    r"|(?P<float>[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?)|(?P<inf>[-+]?)\.(?:inf|Inf|INF)"
+    r"|(?P<nan>\.(?:nan|NaN|NAN))"
+)
+
+
+def _resolve(text: str) -> str | int | float | bool | None:
+    """A plain scalar by YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema)."""
+    if text in _NULL:
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return text
+    if match["int"]:
+        return int(match["int"])
+    if match["oct"]:
+        return int(match["oct"], 8)
+    if match["hex"]:
+        return int(match["hex"], 16)
+    if match["float"]:
+        return float(match["float"])
+    return float("nan") if match["nan"] else float(f"{match['inf']}inf")
