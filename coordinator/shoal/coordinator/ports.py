@@ -60,6 +60,10 @@ class StaleRevision(Exception):  # noqa: N818 - a name of the domain
     """A key in `expect` has moved on: read and decide again."""
 
 
+class Compacted(Exception):  # noqa: N818 - a name of the domain
+    """Changes after the asked revision are no longer kept: list again, then watch from the revision listed."""
+
+
 class Store(Protocol):
     """The region's truth: ordered keys (`nodes/edge-1`), bytes, one revision counter, transactions, watches.
 
@@ -76,7 +80,7 @@ class Store(Protocol):
         ...
 
     def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
-        """Every change under `prefix` with a revision greater than `after`, in order."""
+        """Every change under `prefix` with a revision greater than `after`, in order. Raises Compacted."""
         ...
 
     async def close(self) -> None: ...
