@@ -1,0 +1,156 @@
+"""Is what a node reports possible at all? A refused value is dropped; the node's work goes on."""
+
+import math
+from collections.abc import Iterator
+
+from shoal.types.assignment import Observed, Served, Status
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import Device, Node, Reading
+from shoal.types.receipt import Receipt
+from shoal.types.units import Bytes, Seconds, Wall, show_bytes, show_seconds
+
+CLOCK_ALLOWANCE_S = Seconds(300.0)
+"""How far a stamp may lie in the future: clocks differ, by less than this when they are kept."""
+MOST_FLOPS = 1e17
+"""FLOP/s of one device above any that is sold (an H200 gives 4e15 at fp8, sparse), with room."""
+MOST_BYTES = 1e14
+"""Bytes/s, likewise (HBM3e: 5e12)."""
+MOST_WATTS = 1e5
+MOST_SECONDS = 1e5
+"""For launch and node overheads and served latencies."""
+MOST_COUNT = 2**53
+MOST_CELSIUS = 250.0
+LEAST_CELSIUS = -60.0
+
+
+def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
+    """None when the receipt can be true of one of the node's devices; else RECEIPT_ABSURD, or NODE_MISMATCH."""
+    if receipt.node != node.name:
+        return Refusal(
+            Code.NODE_MISMATCH, f"a receipt of {receipt.node}", f"one of {node.name}", "a node reports itself only"
+        )
+    device = next((device for device in node.devices if device.name == receipt.device), None)
+    if device is None:
+        return _receipt_absurd(receipt, "no such device", "a device of the node's hello")
+    if receipt.provider != device.provider:
+        return _receipt_absurd(receipt, f"provider {receipt.provider}", f"{device.provider}, as in the node's hello")
+    if receipt.measured_at > wall + CLOCK_ALLOWANCE_S:
+        ahead = show_seconds(receipt.measured_at - wall)
+        return _receipt_absurd(receipt, f"measured {ahead} ahead of now", f"at most {show_seconds(CLOCK_ALLOWANCE_S)}")
+    if not 0 < receipt.memory_bytes <= _physical(device, node):
+        return _receipt_absurd(
+            receipt, f"memory {show_bytes(receipt.memory_bytes)}", f"0 to {show_bytes(_physical(device, node))}"
+        )
+    if not 0 <= receipt.spread <= 10:
+        return _receipt_absurd(receipt, f"spread {receipt.spread:g}", "0 to 10")
+    for name, value, most in _rates(receipt):
+        if math.isinf(value) or value > most or (value <= 0 and name not in MAY_BE_ZERO):
+            return _receipt_absurd(receipt, f"{name} {value:g}", f"above 0, at most {most:g}, or NaN when not measured")
+        if value < 0:
+            return _receipt_absurd(receipt, f"{name} {value:g}", "not negative")
+    return None
+
+
+MAY_BE_ZERO = frozenset({"launch_s", "node_s", "idle_w", "probe_s"})
+
+
+def check_status(status: Status, node: Node, wall: Wall) -> tuple[Refusal, ...]:
+    """Every absurdity of a status (TELEMETRY_ABSURD); `refused_parts` says which parts of it are unusable."""
+    refusals = list[Refusal]()
+    if status.taken_at > wall + CLOCK_ALLOWANCE_S:
+        refusals.append(_absurd("status", "taken_at", status.taken_at - wall, "seconds ahead of now"))
+    refusals += [refusal for reading in status.readings if (refusal := check_reading(reading, node, wall))]
+    refusals += [refusal for observed in status.observed if (refusal := check_observed(observed))]
+    for ingress in status.ingress:
+        counts = (ingress.requests, ingress.answered, ingress.retried, ingress.refused, ingress.lost)
+        if not all(0 <= count <= MOST_COUNT for count in counts):
+            refusals.append(_absurd(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
+    return tuple(refusals)
+
+
+def check_reading(reading: Reading, node: Node, wall: Wall) -> Refusal | None:
+    """TELEMETRY_ABSURD when a reading cannot be true. NaN means `does not tell` and is fine but for free_bytes."""
+    device = next((device for device in node.devices if device.name == reading.device), None)
+    if device is None:
+        return _absurd(reading.device, "device", math.nan, "a device of the node's hello")
+    most = max(_physical(device, node), device.memory_bytes)
+    bounds = (
+        ("free_bytes", float(reading.free_bytes), 0.0, float(most)),
+        ("utilisation", reading.utilisation, 0.0, 1.0001),
+        ("temperature_c", reading.temperature_c, LEAST_CELSIUS, MOST_CELSIUS),
+        ("power_w", reading.power_w, 0.0, MOST_WATTS),
+        ("energy_j", reading.energy_j, 0.0, 1e15),
+        ("taken_at", reading.taken_at - wall, -math.inf, float(CLOCK_ALLOWANCE_S)),
+    )
+    for name, value, least, greatest in bounds:
+        if math.isnan(value) and name not in {"free_bytes", "taken_at"}:
+            continue
+        if not least <= value <= greatest:
+            return _absurd(reading.device, name, value, f"{least:g} to {greatest:g}")
+    return None
+
+
+def check_observed(observed: Observed) -> Refusal | None:
+    """TELEMETRY_ABSURD when an assignment's figures cannot be true."""
+    for name, value, most in _figures(observed):
+        if math.isnan(value) and name.endswith("joules"):
+            continue
+        if not 0 <= value <= most:
+            return _absurd(observed.assignment, name, value, f"0 to {most:g}")
+    return None
+
+
+def _figures(observed: Observed) -> Iterator[tuple[str, float, float]]:
+    yield "in_flight", observed.in_flight, MOST_COUNT
+    yield "restarts", observed.restarts, MOST_COUNT
+    measured = observed.measured
+    if measured is not None:
+        yield "load_s", measured.load_s, MOST_SECONDS
+        yield "memory_bytes", measured.memory_bytes, 2.0**50
+        yield "latency_p50_s", measured.latency_p50_s, MOST_SECONDS
+        yield "latency_p95_s", measured.latency_p95_s, MOST_SECONDS
+        yield "joules", measured.joules, 1e9
+        yield "samples", measured.samples, MOST_COUNT
+    for served in observed.served:
+        yield from _served(served)
+
+
+def _served(served: Served) -> Iterator[tuple[str, float, float]]:
+    yield "requests", served.requests, MOST_COUNT
+    yield "errors", served.errors, MOST_COUNT
+    if served.requests > 0:
+        yield "latency_p50_s", served.latency_p50_s, MOST_SECONDS
+        yield "latency_p95_s", served.latency_p95_s, MOST_SECONDS
+    yield "served joules", served.joules, 1e15
+
+
+def _rates(receipt: Receipt) -> Iterator[tuple[str, float, float]]:
+    """(name, value, most); an unmeasured rate (NaN) is left out."""
+    rates = receipt.rates
+    named: list[tuple[str, float, float]] = [
+        *((f"matmul_flops[{key}]", value, MOST_FLOPS) for key, value in rates.matmul_flops.items()),
+        *((f"conv_flops[{key}]", value, MOST_FLOPS) for key, value in rates.conv_flops.items()),
+        ("elementwise_bytes", rates.elementwise_bytes, MOST_BYTES),
+        ("copy_bytes", rates.copy_bytes, MOST_BYTES),
+        ("launch_s", rates.launch_s, MOST_SECONDS),
+        ("node_s", rates.node_s, MOST_SECONDS),
+        ("load_bytes", rates.load_bytes, MOST_BYTES),
+        ("idle_w", rates.idle_w, MOST_WATTS),
+        ("active_w", rates.active_w, MOST_WATTS),
+        ("probe_s", receipt.probe_s, MOST_SECONDS),
+    ]
+    return ((name, value, most) for name, value, most in named if not math.isnan(value))
+
+
+def _physical(device: Device, node: Node) -> Bytes:
+    """What the device can have at most; a CPU's memory is its machine's."""
+    return Bytes(max(device.memory_bytes, node.memory_bytes) if device.kind == "cpu" else device.memory_bytes)
+
+
+def _receipt_absurd(receipt: Receipt, found: str, asked: str) -> Refusal:
+    remedy = "probe the device again"
+    return Refusal(Code.RECEIPT_ABSURD, f"{receipt.node}/{receipt.device}: {found}", asked, remedy)
+
+
+def _absurd(subject: str, name: str, value: float, asked: str) -> Refusal:
+    return Refusal(Code.TELEMETRY_ABSURD, f"{subject}: {name} {value:g}", asked, "look at the node's sensors and agent")

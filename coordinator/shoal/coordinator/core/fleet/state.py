@@ -1,0 +1,112 @@
+"""What the coordinator believes about its nodes: immutable values, replaced as messages and time come in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from shoal.types.assignment import Ingress, Observed, Version
+from shoal.types.codes import Refusal
+from shoal.types.device import Device, Node, Reading
+from shoal.types.receipt import Receipt
+from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.workload import PartitionRule
+
+DEFAULTS = PartitionRule()
+ORIGIN = Elapsed(0.0)
+NEVER = Wall(0.0)
+
+SUSPECT_AFTER_BEATS = 3
+"""A node is suspect when this many of its heartbeats are missing."""
+
+
+class Liveness(StrEnum):
+    """never-seen: known from the store, silent since this coordinator began to watch, still in its window."""
+
+    NEVER_SEEN = "never-seen"
+    READY = "ready"
+    SUSPECT = "suspect"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How silence is judged, for the whole region: the shortest that any workload's `partition` rule asks for."""
+
+    heartbeat_s: Seconds = DEFAULTS.heartbeat_s
+    lost_after_s: Seconds = DEFAULTS.lost_after_s
+
+    @property
+    def suspect_after_s(self) -> Seconds:
+        return Seconds(SUSPECT_AFTER_BEATS * self.heartbeat_s)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node as last heard.
+
+    epoch 0: no session yet. heard_at: last valid message. reported: a full status came in this boot of the node, so
+    `observed` is whole. strikes: absurd reports less clean ones since; quarantined while they persist. refusal: the
+    last absurdity. since: when `liveness` became what it is.
+    """
+
+    node: Node
+    liveness: Liveness = Liveness.NEVER_SEEN
+    since: Elapsed = ORIGIN
+    epoch: int = 0
+    sequence: int = 0
+    connected: bool = False
+    heard_at: Elapsed = ORIGIN
+    last_seen: Wall = NEVER
+    reported: bool = False
+    version: Version | None = None
+    observed: Mapping[str, Observed] = field(default_factory=dict)
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    receipts: Mapping[str, Receipt] = field(default_factory=dict)
+    ingress: tuple[Ingress, ...] = ()
+    front_ready: bool = False
+    cordoned: bool = False
+    strikes: int = 0
+    quarantined: bool = False
+    refusal: Refusal | None = None
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    def device(self, name: str) -> Device | None:
+        return next((device for device in self.node.devices if device.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MassSilence:
+    """At least three nodes and a third of those alive fell silent in one window: their replacement is paced."""
+
+    since: Elapsed
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All nodes of the region by name.
+
+    patient_until: the observer itself started or paused, so nobody becomes suspect before. ticked_at: the last `judge`.
+    """
+
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    timing: Timing = Timing()
+    patient_until: Elapsed = ORIGIN
+    ticked_at: Elapsed | None = None
+    mass_silence: MassSilence | None = None
+
+    def put(self, state: NodeState) -> "Fleet":
+        return replace(self, nodes={**self.nodes, state.name: state})
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessChange:
+    """silent_s: seconds without a message when it was judged."""
+
+    node: str
+    before: Liveness
+    after: Liveness
+    silent_s: Seconds

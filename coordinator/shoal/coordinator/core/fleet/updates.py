@@ -1,0 +1,162 @@
+"""What a message does to the fleet. Replayed, late and foreign messages change nothing."""
+
+from dataclasses import replace
+
+from shoal.coordinator.core.fleet.checks import check_observed, check_reading, check_receipt, check_status
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.types.assignment import Observed, Status
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import Node, Reading
+from shoal.types.receipt import Receipt
+from shoal.types.units import Elapsed, Wall
+
+QUARANTINE_AT = 3
+"""Absurd reports, less the clean ones since, that put a node in quarantine; it ends when they are made up for."""
+MOST_STRIKES = 30
+
+
+def restored(nodes: tuple[NodeState, ...], fleet: Fleet, now: Elapsed) -> Fleet:
+    """The fleet as a coordinator starts with it: what the store knew, nobody heard yet, a full window of patience."""
+    seen = {
+        state.name: replace(
+            state, liveness=Liveness.NEVER_SEEN, since=now, connected=False, heard_at=now, reported=False
+        )
+        for state in nodes
+    }
+    patient_until = Elapsed(now + fleet.timing.lost_after_s)
+    return replace(fleet, nodes=seen, patient_until=patient_until, ticked_at=now, mass_silence=None)
+
+
+def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) -> Fleet:
+    """A session began. Until its first full status the node counts as it was last seen, unless it booted since."""
+    known = fleet.nodes.get(node.name)
+    if known is None:
+        known = NodeState(node=node, heard_at=now, since=now)
+    elif epoch <= known.epoch:
+        return fleet
+    if known.node.boot_id != node.boot_id:
+        known = replace(known, observed={}, readings={}, ingress=(), reported=False, front_ready=False, version=None)
+    receipts = {name: receipt for name, receipt in known.receipts.items() if _still_holds(receipt, node)}
+    return fleet.put(
+        replace(
+            _heard(known, now, wall), node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts,
+            readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
+        )
+    )  # fmt: skip
+
+
+def status_received(
+    fleet: Fleet, node: str, epoch: int, status: Status, now: Elapsed, wall: Wall
+) -> tuple[Fleet, tuple[Refusal, ...]]:
+    """Merge one status. Absurd parts are left out and answered; the node lives all the same.
+
+    A full status replaces what was observed, a delta amends it. A delta that is missing needs no repair: every entry is
+    a whole assignment, and the next full status settles the rest.
+    """
+    known = fleet.nodes.get(node)
+    if known is None:
+        return fleet, (Refusal(Code.NODE_UNKNOWN, node, "an enrolled node", "say hello first"),)
+    if status.node != node:
+        return fleet, (Refusal(Code.NODE_MISMATCH, status.node, node, "a node reports itself only"),)
+    if epoch != known.epoch or status.epoch != known.epoch:
+        stale = Refusal(Code.EPOCH_STALE, f"epoch {status.epoch}", f"epoch {known.epoch}", "connect again")
+        return fleet, (stale,)
+    if status.sequence <= known.sequence:
+        return fleet, ()
+    refusals = check_status(status, known.node, wall)
+    good_observed = {each.assignment: each for each in status.observed if check_observed(each) is None}
+    known_observed = {} if status.full else {key: known.observed[key] for key in known.observed.keys() - {*status.gone}}
+    kept = {key: known.observed[key] for key in _refused_keys(status) & known.observed.keys()}
+    state = replace(
+        _judged(_heard(known, now, wall), refusals),
+        sequence=status.sequence,
+        version=status.version,
+        observed=known_observed | kept | good_observed,
+        readings={**known.readings, **_good_readings(status, known.node, wall)},
+        ingress=status.ingress if status.full or status.ingress else known.ingress,
+        front_ready=status.front_ready,
+        reported=known.reported or status.full,
+    )
+    return fleet.put(state), refusals
+
+
+def receipts_received(
+    fleet: Fleet, node: str, receipts: tuple[Receipt, ...], now: Elapsed, wall: Wall
+) -> tuple[Fleet, tuple[Refusal, ...]]:
+    """Keep the receipts that can be true and are not older than what is kept; refuse the rest."""
+    known = fleet.nodes.get(node)
+    if known is None:
+        return fleet, (Refusal(Code.NODE_UNKNOWN, node, "an enrolled node", "say hello first"),)
+    kept = dict(known.receipts)
+    refusals = list[Refusal]()
+    for receipt in receipts:
+        refusal = check_receipt(receipt, known.node, wall)
+        if refusal is not None:
+            refusals.append(refusal)
+        elif receipt.device not in kept or receipt.measured_at >= kept[receipt.device].measured_at:
+            kept[receipt.device] = receipt
+    state = _heard(known, now, wall)
+    if refusals:
+        state = _judged(state, tuple(refusals))
+    return fleet.put(replace(state, receipts=kept)), tuple(refusals)
+
+
+def disconnected(fleet: Fleet, node: str, epoch: int) -> Fleet:
+    """The session ended. Only silence, not a closed stream, makes a node suspect."""
+    known = fleet.nodes.get(node)
+    if known is None or known.epoch != epoch:
+        return fleet
+    return fleet.put(replace(known, connected=False))
+
+
+def cordoned(fleet: Fleet, node: str, is_cordoned: bool) -> Fleet:
+    """Nothing new is placed on a cordoned node; what runs there goes on."""
+    known = fleet.nodes.get(node)
+    return fleet if known is None else fleet.put(replace(known, cordoned=is_cordoned))
+
+
+def forgotten(fleet: Fleet, node: str) -> Fleet:
+    """The node was deleted by an operator."""
+    return replace(fleet, nodes={name: state for name, state in fleet.nodes.items() if name != node})
+
+
+def _heard(state: NodeState, now: Elapsed, wall: Wall) -> NodeState:
+    """Any valid message of the node's own session shows that it lives; `judge` reports the change."""
+    return replace(state, heard_at=max(now, state.heard_at), last_seen=wall)
+
+
+def _judged(state: NodeState, refusals: tuple[Refusal, ...]) -> NodeState:
+    strikes = min(state.strikes + 1, MOST_STRIKES) if refusals else max(state.strikes - 1, 0)
+    quarantined = strikes >= QUARANTINE_AT or (state.quarantined and strikes > 0)
+    refusal = refusals[0] if refusals else state.refusal if strikes else None
+    return replace(state, strikes=strikes, quarantined=quarantined, refusal=refusal)
+
+
+def _refused_keys(status: Status) -> set[str]:
+    """Assignments whose figures were refused: what was known of them stays, they did not vanish."""
+    return {each.assignment for each in status.observed if check_observed(each) is not None}
+
+
+def _good_readings(status: Status, node: Node, wall: Wall) -> dict[str, Reading]:
+    return {each.device: each for each in status.readings if check_reading(each, node, wall) is None}
+
+
+def _has(node: Node, device: str) -> bool:
+    return any(each.name == device for each in node.devices)
+
+
+def _still_holds(receipt: Receipt, node: Node) -> bool:
+    """A receipt is void when its device, driver or runtime changed."""
+    return any(
+        device.name == receipt.device
+        and device.provider == receipt.provider
+        and device.driver_version == receipt.driver_version
+        and device.runtime_version == receipt.runtime_version
+        for device in node.devices
+    )
+
+
+def observed_of(fleet: Fleet, node: str, assignment: str) -> Observed | None:
+    """What `node` last said of `assignment`."""
+    state = fleet.nodes.get(node)
+    return None if state is None else state.observed.get(assignment)

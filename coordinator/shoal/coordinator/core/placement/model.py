@@ -1,0 +1,189 @@
+"""What placement reads and what it answers. The answer mirrors `WorkloadPlan` of the operator API."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.prediction.model import Prediction
+from shoal.types.assignment import Assignment, Measured
+from shoal.types.codes import Refusal
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
+from shoal.types.workload import Intent, PartitionRule, Quota, Relaxation, WorkloadKey
+
+
+class Triple(NamedTuple):
+    """What a crash is blamed on: poisoned across the fleet until one of the three changes."""
+
+    model: str
+    provider: str
+    runtime_version: str
+
+
+class Slot(NamedTuple):
+    """One device of one node."""
+
+    node: str
+    device: str
+
+
+class Trial(NamedTuple):
+    """One model (by digest) on one device: what was measured there is remembered by this."""
+
+    model: str
+    node: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFacts:
+    """name: the region's. residency: the label of `Region.location`. carbon_g_per_kwh: NaN where unknown."""
+
+    name: str
+    residency: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    carbon_g_per_kwh: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRef:
+    """One applied or proposed document; digest: SHA-256 of its normalised content."""
+
+    kind: str
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that placement looks at: the same inputs give the same plan, in whatever order the mappings were filled.
+
+    profiles: by model digest. desired: every node's assignments as last decided, draining ones included; the others are
+    the current replicas. broken: assignment ids that do not count as replicas any more, and why (`workloads.broken`).
+    measured: warm-up figures remembered from earlier replicas. costs: USD/h of a whole device; absent = unknown.
+    rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties.
+    """
+
+    region: RegionFacts
+    fleet: Fleet
+    intents: tuple[Intent, ...]
+    profiles: Mapping[str, ModelProfile]
+    desired: Mapping[str, tuple[Assignment, ...]]
+    now: Elapsed
+    wall: Wall
+    seed: int = 0
+    documents: tuple[DocumentRef, ...] = ()
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    broken: Mapping[str, Refusal] = field(default_factory=dict)
+    poisoned: frozenset[Triple] = frozenset()
+    measured: Mapping[Trial, Measured] = field(default_factory=dict)
+    costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
+    rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTerm:
+    """normalised: 0 (best) to 1 over the workload's feasible candidates; unknown values count as 1."""
+
+    name: str
+    weight: float
+    value: float
+    unit: str
+    normalised: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One (device, model variant) for one workload. refusal: the first constraint that excluded it; None: feasible.
+
+    nearest: what would make it fit, as one would type it; empty when feasible. score: 0 best, NaN when excluded.
+    """
+
+    node: str
+    device: str
+    model: str
+    precision: str
+    emulated: bool
+    chosen: bool
+    current: bool
+    score: float
+    terms: tuple[ScoreTerm, ...]
+    prediction: Prediction | None
+    cost_usd_per_h: float
+    carbon_g_per_h: float
+    refusal: Refusal | None
+    nearest: str
+    pareto: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementChange:
+    """sign: `+` a new replica, `-` one that goes, `=` one that stays."""
+
+    sign: str
+    node: str
+    device: str
+    model: str
+    precision: str
+    assignment: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A replica that shall exist. keeps: the current assignment that is this replica; empty: a new one."""
+
+    workload: WorkloadKey
+    revision: int
+    node: str
+    device: str
+    provider: str
+    model: str
+    model_bytes: Bytes
+    precision: str
+    memory_bytes: Bytes
+    max_batch: int
+    shared_worker: bool
+    partition: PartitionRule
+    keeps: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPlan:
+    """Why one workload is placed as it is. candidates: feasible first, best first.
+
+    relaxed: changes of the policy's `relax` that were needed. refusal: set when replicas are missing. nearest: the
+    smallest change that places it; proposal: the same as values, None where no change of the document helps.
+    """
+
+    workload: WorkloadKey
+    policy: str
+    wanted: int
+    placed: int
+    candidates: tuple[Candidate, ...]
+    changes: tuple[PlacementChange, ...]
+    refusal: Refusal | None
+    relaxed: tuple[str, ...]
+    nearest: str
+    proposal: Relaxation | None
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """workloads: in order of (priority descending, key). hash: over decisions alone, not telemetry or predictions."""
+
+    workloads: tuple[WorkloadPlan, ...]
+    hash: str
+
+    @property
+    def changes(self) -> bool:
+        return any(change.sign != "=" for workload in self.workloads for change in workload.changes)
+
+    def of(self, key: WorkloadKey) -> WorkloadPlan | None:
+        return next((plan for plan in self.workloads if plan.workload == key), None)
+
+    @property
+    def targets(self) -> Mapping[WorkloadKey, tuple[Target, ...]]:
+        return {plan.workload: plan.targets for plan in self.workloads}

@@ -1,0 +1,128 @@
+"""What the reconciler reads, remembers and answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shoal.coordinator.core.fleet.state import DEFAULTS, Fleet
+from shoal.coordinator.core.placement.model import DocumentRef, Plan, RegionFacts, Slot, Trial, Triple
+from shoal.types.assignment import Assignment, Measured
+from shoal.types.codes import Code
+from shoal.types.profile import ModelProfile
+from shoal.types.route import Endpoint, Route
+from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
+from shoal.types.workload import Intent, Quota, WorkloadKey
+
+
+class Stage(StrEnum):
+    """Where the coordinator is with one assignment: what it waits for."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """When an assignment entered its stage, on the coordinator's clock. served: it was READY at least once."""
+
+    stage: Stage
+    since: Elapsed
+    served: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A workload's route before it is written for one node: endpoints as peers see them."""
+
+    generation: int
+    endpoints: tuple[Endpoint, ...]
+    pending_code: str
+    pending_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """Own-fault crashes of one triple. seen: (assignment, restarts) already counted: a replay changes nothing."""
+
+    count: int
+    seen: frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What reconciling carries from step to step; persisted with the desired sets in one transaction.
+
+    issued: assignments ever created, so that ids never repeat. measured: warm-up figures by (model, node, device).
+    without_ready: since when a workload has had no ready replica.
+    """
+
+    issued: int = 0
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    tables: Mapping[WorkloadKey, Table] = field(default_factory=dict)
+    crashes: Mapping[Triple, Crashes] = field(default_factory=dict)
+    measured: Mapping[Trial, Measured] = field(default_factory=dict)
+    without_ready: Mapping[WorkloadKey, Elapsed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why something is not done yet. since, retry_at, gives_up_at: wall clock, for people."""
+
+    workload: WorkloadKey
+    assignment: str
+    node: str
+    code: Code
+    reason: str
+    since: Wall
+    retry_at: Wall | None
+    gives_up_at: Wall | None
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An event for the region's log. code: ASSIGNED, READY, DRAINING, REMOVED, POISONED, or a Code."""
+
+    code: str
+    subject: str
+    message: str
+    node: str
+    workload: WorkloadKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A node's desired set without its version and credentials; a new generation is due only when this changes."""
+
+    assignments: tuple[Assignment, ...] = ()
+    routes: tuple[Route, ...] = ()
+    pins: tuple[str, ...] = ()
+    heartbeat_s: Seconds = DEFAULTS.heartbeat_s
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything the region's controller knows when it takes one step."""
+
+    region: RegionFacts
+    fleet: Fleet
+    intents: tuple[Intent, ...]
+    profiles: Mapping[str, ModelProfile]
+    desired: Mapping[str, Content]
+    memory: Memory
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
+    rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
+    documents: tuple[DocumentRef, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One step's outcome. desired: every node's content, changed or not. The caller persists, then sends."""
+
+    plan: Plan
+    desired: Mapping[str, Content]
+    memory: Memory
+    waits: tuple[Wait, ...]
+    events: tuple[Happened, ...]
