@@ -61,7 +61,11 @@ class StaleRevision(Exception):  # noqa: N818 - a name of the domain
 
 
 class Compacted(Exception):  # noqa: N818 - a name of the domain
-    """Changes after the asked revision are no longer kept: list again, then watch from the revision listed."""
+    """Changes after the asked revision are no longer kept: list again, then watch from `revision`, the newest now."""
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"changes up to {revision} must be listed")
+        self.revision = revision
 
 
 class Store(Protocol):

@@ -221,7 +221,7 @@ class SqliteStore:
 
     def _changes(self, prefix: str, after: int, position: int | None) -> tuple[tuple[Change, ...], int]:
         """Changes behind `position` (None: behind revision `after`), and the position that they reach."""
-        compacted = _head(self._connection).compacted
+        head = _head(self._connection)
         first, last, seen = self._connection.execute(
             "SELECT min(sequence), max(sequence), max(sequence) FILTER (WHERE revision <= ?) FROM change", (after,)
         ).fetchone()
@@ -229,11 +229,11 @@ class SqliteStore:
             return (), position or 0
         if position is None:
             position = first - 1 if seen is None else seen
-            gone = after < compacted
+            gone = after < head.compacted
         else:
             gone = first > position + 1
         if gone:
-            raise Compacted(f"changes up to revision {compacted} are gone")
+            raise Compacted(head.revision)
         rows = self._connection.execute(
             "SELECT sequence, key, value, revision FROM change WHERE sequence > ? AND key >= ? AND key < ?"
             " ORDER BY sequence LIMIT ?",

@@ -1,0 +1,140 @@
+"""Events (an entry for every decision) and the audit log (an entry for every operator's or stranger's act).
+
+Both live in the store under fixed-width sequence numbers, so that they are written in the same transaction as what they
+tell about, and are kept to a stated number of entries. An audit entry carries the SHA-256 of the one before it.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.ports import Clock, Compacted, Store, Transaction
+from shoal.types.units import Wall
+from shoal.types.workload import WorkloadKey
+
+EVENTS = "events/"
+AUDIT = "audit/"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """code: of types.codes where it is a refusal or wait, else a word of its own (`NODE_READY`, `PLACED`, ..)."""
+
+    code: str
+    subject: str
+    message: str
+    actor: str = "coordinator"
+    node: str = ""
+    workload: WorkloadKey | None = None
+    at: Wall = Wall(0.0)
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """actor: a certificate's URI name, or `anonymous`. previous: SHA-256 of the entry before, empty for the first."""
+
+    sequence: int
+    at: Wall
+    actor: str
+    action: str
+    subject: str
+    outcome: str
+    previous: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(records.dump(self)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Store operations that go into the caller's transaction."""
+
+    puts: Mapping[str, bytes] = field(default_factory=dict)
+    deletes: tuple[str, ...] = ()
+
+
+class EventLog:
+    """The one writer of both logs. Numbers are taken when entries are made: a gap is a transaction that failed."""
+
+    def __init__(self, store: Store, clock: Clock, *, kept: int, audit_kept: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._kept = kept
+        self._audit_kept = audit_kept
+        self._next = 1
+        self._audit_next = 1
+        self._audit_head = ""
+
+    async def start(self) -> None:
+        for record in await self._store.scan(EVENTS):
+            self._next = int(record.key.removeprefix(EVENTS)) + 1
+        for record in await self._store.scan(AUDIT):
+            entry = records.load(AuditEntry, record.value)
+            self._audit_next, self._audit_head = entry.sequence + 1, entry.digest
+
+    def entries(self, events: Iterable[Event]) -> Entries:
+        """The events stamped and numbered, and the old ones that they push out."""
+        puts, deletes = {}, []
+        for event in events:
+            sequence, self._next = self._next, self._next + 1
+            puts[_key(EVENTS, sequence)] = records.dump(replace(event, at=self._clock.wall(), sequence=sequence))
+            if sequence > self._kept:
+                deletes.append(_key(EVENTS, sequence - self._kept))
+        return Entries(puts, tuple(deletes))
+
+    async def write(self, *events: Event) -> None:
+        """On their own. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
+        entries = self.entries(events)
+        await self._store.commit(Transaction(entries.puts, entries.deletes))
+
+    async def audit(self, actor: str, action: str, subject: str, outcome: str) -> None:
+        """Chained in the order of calls; an entry whose write failed is not linked to."""
+        entry = AuditEntry(self._audit_next, self._clock.wall(), actor, action, subject, outcome, self._audit_head)
+        deletes = (_key(AUDIT, entry.sequence - self._audit_kept),) if entry.sequence > self._audit_kept else ()
+        self._audit_next, previous, self._audit_head = entry.sequence + 1, self._audit_head, entry.digest
+        try:
+            await self._store.commit(Transaction({_key(AUDIT, entry.sequence): records.dump(entry)}, deletes))
+        except BaseException:
+            if self._audit_head == entry.digest:
+                self._audit_next, self._audit_head = entry.sequence, previous
+            raise
+
+    async def past(self, after: int, limit: int) -> tuple[Event, ...]:
+        found = await self._store.scan(EVENTS, after=_key(EVENTS, after), limit=limit)
+        return tuple(records.load(Event, record.value) for record in found)
+
+    async def follow(self, after: int) -> AsyncIterator[Event]:
+        """Past events from `after` on, then new ones as they are committed. A slow reader lists again."""
+        revision = 0
+        while True:
+            for record in await self._store.scan(EVENTS, after=_key(EVENTS, after)):
+                event = records.load(Event, record.value)
+                after, revision = event.sequence, max(revision, record.revision)
+                yield event
+            try:
+                async for change in self._store.watch(EVENTS, revision):
+                    if change.value is not None:
+                        event = records.load(Event, change.value)
+                        revision = change.revision
+                        if event.sequence > after:
+                            after = event.sequence
+                            yield event
+            except Compacted as gone:
+                revision = gone.revision
+
+
+def broken_link(entries: Iterable[AuditEntry]) -> int | None:
+    """The sequence number of the first audit entry that does not follow from the one before it; None when all do."""
+    previous: AuditEntry | None = None
+    for entry in entries:
+        if previous is not None and (entry.previous != previous.digest or entry.sequence != previous.sequence + 1):
+            return entry.sequence
+        previous = entry
+    return None
+
+
+def _key(prefix: str, sequence: int) -> str:
+    return f"{prefix}{sequence:012}"
