@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
-
 from shoal.types.codes import Code, Refusal
 
 MAX_BYTES: Final = 1 << 20
@@ -224,9 +223,7 @@ class _Composer:
                 "remove the tag; quote a value that must stay a string",
             )
         if depth > MAX_DEPTH:
-            raise _Stop(
-                at, Code.YAML_TOO_DEEP, f"level {depth}", f"at most {MAX_DEPTH} levels", "flatten the document"
-            )
+            raise _Stop(at, Code.YAML_TOO_DEEP, f"level {depth}", f"at most {MAX_DEPTH} levels", "flatten the document")
         self._count(1, at, Code.YAML_TOO_LARGE, "split it into several files")
         if isinstance(event, yaml.ScalarEvent):
             if "\0" in event.value:
@@ -259,7 +256,11 @@ class _Composer:
             )
         if anchor not in self._done:
             raise _Stop(
-                at, Code.YAML_INVALID, f"*{anchor:.40} names nothing", "an anchor earlier in the document", "write &NAME"
+                at,
+                Code.YAML_INVALID,
+                f"*{anchor:.40} names nothing",
+                "an anchor earlier in the document",
+                "write &NAME",
             )
         if self._aliases > MAX_ALIASES:
             raise _Stop(

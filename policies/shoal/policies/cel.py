@@ -1,0 +1,346 @@
+"""Expressions over a candidate: CEL behind one small module.
+
+`VARIABLES` declares every name once with its type; an expression is checked against it when it is compiled, and its
+cost is bounded before it runs: length, nesting, one level of macros over collections of at most `MAX_ITEMS`, nothing
+that grows inside a macro, plain patterns only (RE2, linear time). What is accepted stays under `BUDGET_S`.
+
+A label that a node does not carry makes `node.labels.x` an error, as everywhere in CEL; ask `has(node.labels.x)` first.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
+
+from cel_expr_python import cel
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Device, Node
+from shoal.types.profile import ModelProfile
+
+BUDGET_S: Final = 0.1
+MAX_LENGTH: Final = 2048
+MAX_ITEMS: Final = 256
+MAX_TEXT: Final = 1024
+MAX_PATTERN: Final = 128
+MAX_REPEAT: Final = 32
+MAX_WORK: Final = 200_000
+"""Token evaluations: about 0.1 us each, so at most a fifth of the budget on a slow machine's core."""
+
+
+class Variable(NamedTuple):
+    """type: as CEL writes it. meaning: for the reference."""
+
+    type: str
+    meaning: str
+
+
+VARIABLES: Final[Mapping[str, Variable]] = {
+    "node.name": Variable("string", "the node's name"),
+    "node.region": Variable("string", "the region it enrolled in"),
+    "node.labels": Variable("map<string,string>", "its labels, as given to `shoal-agent join --label`"),
+    "node.os": Variable("string", "operating system, `linux`"),
+    "node.arch": Variable("string", "machine, `x86_64` or `aarch64`"),
+    "node.memory_bytes": Variable("int", "memory of the machine"),
+    "device.name": Variable("string", "unique on its node: `cpu0`, `gpu0`"),
+    "device.kind": Variable("string", "`cpu`, `gpu` or `npu`"),
+    "device.vendor": Variable("string", "who made it"),
+    "device.model": Variable("string", "its product name"),
+    "device.provider": Variable("string", "ONNX Runtime's execution provider"),
+    "device.memory_bytes": Variable("int", "memory of the device"),
+    "device.emulated": Variable("bool", "true where the device is emulated on the CPU"),
+    "device.attributes": Variable("map<string,string>", "facts that its driver tells: isa, cores, numa, .."),
+    "model.precision": Variable("string", "of most weight bytes: `fp32`, `int8`, .."),
+    "model.size_bytes": Variable("int", "the file's size"),
+    "model.flops": Variable("double", "of one inference at batch 1"),
+    "model.operators": Variable("list<string>", "operator types in the graph"),
+    "region.name": Variable("string", "this region"),
+    "region.residency": Variable("string", "`spec.location.residency` of the Region, empty where unknown"),
+    "now": Variable("timestamp", "time of the plan, UTC"),
+}
+
+
+class ExpressionError(ShoalError):
+    """A refusal with the place in the expression's own text, from 1."""
+
+    def __init__(self, refusal: Refusal, line: int = 1, column: int = 1) -> None:
+        super().__init__(refusal)
+        self.line = line
+        self.column = column
+
+
+def node_fields(node: Node) -> dict[str, Any]:
+    """`node` as an expression sees it: `Expression.evaluate(node=node_fields(node), ..)`."""
+    return {
+        "name": node.name,
+        "region": node.region,
+        "labels": dict(node.labels),
+        "os": node.os,
+        "arch": node.arch,
+        "memory_bytes": int(node.memory_bytes),
+    }
+
+
+def device_fields(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "kind": str(device.kind),
+        "vendor": device.vendor,
+        "model": device.model,
+        "provider": device.provider,
+        "memory_bytes": int(device.memory_bytes),
+        "emulated": device.emulated,
+        "attributes": dict(device.attributes),
+    }
+
+
+def model_fields(profile: ModelProfile) -> dict[str, Any]:
+    return {
+        "precision": profile.precision,
+        "size_bytes": int(profile.size_bytes),
+        "flops": float(profile.flops),
+        "operators": list(profile.operators),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A checked expression that gives true or false."""
+
+    text: str
+    _program: Any
+
+    @classmethod
+    def compile(cls, text: str) -> "Expression":
+        """Raises ExpressionError(EXPRESSION_INVALID | POLICY_COST), with the place. Equal texts compile once."""
+        return _compile(text)
+
+    def evaluate(self, **values: object) -> bool:
+        """The answer for `node={"name": .., "labels": {..}}`, `device=..`, `model=..`, `region=..`, `now=datetime`.
+
+        Only what the expression reads need be given. Raises ShoalError(EXPRESSION_INVALID) where these values give no
+        answer (a label that is not there), ShoalError(POLICY_COST) where a value is too large to be looked through.
+        """
+        data = dict(_flatten(values))
+        try:
+            result = self._program.eval(data=data)
+        except RuntimeError as error:
+            raise ShoalError(_cost("evaluation stopped: " + _reason(str(error)), "fewer steps")) from error
+        if result.type() == cel.Type.BOOL:
+            return bool(result.value())
+        reason = _reason(str(result.value()))
+        raise ShoalError(
+            Refusal(
+                Code.EXPRESSION_INVALID,
+                f"{reason} in {self.text!r:.120}",
+                "an answer for every candidate",
+                "ask has(..) before reading a label or attribute that may be absent",
+            )
+        )
+
+    def refusal(self, **values: object) -> Refusal | None:
+        """None where the candidate matches; else SELECTOR_MISMATCH (or POLICY_COST), with what was found."""
+        try:
+            if self.evaluate(**values):
+                return None
+        except ShoalError as error:
+            if error.code == Code.POLICY_COST:
+                return error.refusal
+            return Refusal(Code.SELECTOR_MISMATCH, error.refusal.found, self.text, error.refusal.remedy)
+        found = ", ".join(_read(self.text, _flatten(values)))
+        return Refusal(Code.SELECTOR_MISMATCH, found, self.text, "label a node so that it matches, or widen `where`")
+
+    @property
+    def constant(self) -> bool | None:
+        """The answer where no candidate can change it (false where it always fails), else None."""
+        try:
+            return self.evaluate()
+        except ShoalError as error:
+            return None if "No value with name" in error.refusal.found else False
+
+
+@lru_cache(maxsize=1024)
+def _compile(text: str) -> Expression:
+    _bound(text)
+    try:
+        program = _environment().compile(text)
+    except RuntimeError as error:
+        raise _invalid(str(error)) from error
+    if program.return_type() != cel.Type.BOOL:
+        raise ExpressionError(
+            Refusal(
+                Code.EXPRESSION_INVALID,
+                f"an expression of type {program.return_type().name().lower()}",
+                "true or false",
+                'compare it with something: device.kind == "gpu"',
+            )
+        )
+    return Expression(text, program)
+
+
+@cache
+def _environment() -> Any:
+    return cel.NewEnv(variables={name: cel.Type(variable.type) for name, variable in VARIABLES.items()})
+
+
+def _flatten(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """`node={"name": x}` as `node.name: x`, each value small enough to be looked through."""
+    for name, value in values.items():
+        if name in VARIABLES:
+            yield name, value
+        elif isinstance(value, Mapping):
+            for field, inner in value.items():
+                _small(f"{name}.{field}", inner)
+                yield f"{name}.{field}", inner
+
+
+def _small(name: str, value: object) -> None:
+    if isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            raise ShoalError(_cost(f"{name} of {len(value)} characters", f"at most {MAX_TEXT}"))
+        return
+    if isinstance(value, Mapping):
+        for key in value:
+            _small(name, key)
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        if len(value) > MAX_ITEMS:
+            raise ShoalError(_cost(f"{name} with {len(value)} entries", f"at most {MAX_ITEMS}"))
+        for item in value:
+            _small(name, item)
+
+
+def _read(text: str, values: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """What `text` looks at, as people read it; of a map the entries that it names."""
+    for name, value in values:
+        for match in re.finditer(rf"\b{re.escape(name)}\b(?:\.(\w+)|\[[\"']([^\"']*)[\"']\])?", text):
+            key = match[1] or match[2]
+            if isinstance(value, Mapping) and key:
+                yield f"{name}.{key} = {value.get(key)!r:.80}" if key in value else f"{name}.{key} absent"
+            else:
+                yield f"{name} = {value!r:.80}"
+
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*)
+    |(?P<string>(?P<prefix>[rRbB]{0,2})(?:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}
+        |"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))
+    |(?P<word>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<number>[0-9][0-9A-Za-z_.]*)
+    |(?P<mark>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "map", "filter"})
+_COLLECTIONS = frozenset(name.rpartition(".")[2] for name, (kind, _) in VARIABLES.items() if "<" in kind)
+_PATTERN_COST = 8
+
+
+class _Token(NamedTuple):
+    text: str
+    kind: str
+    start: int
+
+
+def _bound(text: str) -> None:
+    """Refuse what could run long, from the expression's words alone; far stricter than needed, and simple."""
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError(_cost(f"{len(text)} characters", f"at most {MAX_LENGTH}"))
+    tokens = [
+        _Token(match[0], match.lastgroup or "mark", match.start())
+        for match in _TOKEN.finditer(text)
+        if match.lastgroup != "space"
+    ]
+    macros: list[int] = []
+    depth = maps = work = 0
+    items = max(MAX_ITEMS, sum(token.text == "," for token in tokens))
+    for index, token in enumerate(tokens):
+        after = tokens[index + 1].text if index + 1 < len(tokens) else ""
+        called = token.kind == "word" and after == "("
+        if token.text in {"(", "[", "{"}:
+            depth += 1
+        elif token.text in {")", "]", "}"}:
+            depth -= 1
+            if macros and depth < macros[-1]:
+                macros.pop()
+        elif called and token.text in _MACROS:
+            if macros:
+                raise _costly(text, token, f"{token.text}() inside a macro", "macros one after another, not nested")
+            maps += token.text == "map"
+            if maps > 1:
+                raise _costly(text, token, "map() twice", "map() at most once")
+            macros.append(depth + 1)
+        elif called and token.text == "matches":
+            _bound_pattern(text, tokens, index)
+        elif token.text == "+" and macros:
+            raise _costly(text, token, "+ inside a macro", "sums outside of macros, where nothing can grow")
+        weight = items if token.kind == "word" and token.text in _COLLECTIONS else 1
+        work += (weight if token.text != "matches" else _PATTERN_COST) * (items if macros else 1)
+        if work > MAX_WORK:
+            raise _costly(text, token, f"more than {MAX_WORK} steps by here", "a shorter expression inside the macro")
+
+
+def _bound_pattern(text: str, tokens: list[_Token], index: int) -> None:
+    """A pattern is one plain string, short, with small counted repetitions."""
+    token, argument = tokens[index], tokens[index + 2 : index + 4]
+    method = index > 0 and tokens[index - 1].text == "."
+    if not method or [item.kind for item in argument] != ["string", "mark"] or argument[1].text != ")":
+        raise _costly(text, token, "a pattern that is computed", 'one plain string: text.matches("pattern")')
+    pattern = argument[0].text
+    if len(pattern) > MAX_PATTERN:
+        raise _costly(text, argument[0], f"a pattern of {len(pattern)} characters", f"at most {MAX_PATTERN}")
+    counts = [int(number) for group in re.findall(r"\{([0-9, ]*)\}", pattern) for number in re.findall("[0-9]+", group)]
+    total = 1
+    for count in counts:
+        total *= max(count, 1)
+    if total > MAX_REPEAT:
+        raise _costly(
+            text, argument[0], f"repetitions that multiply to {total}", f"at most {MAX_REPEAT} in one pattern"
+        )
+
+
+def _cost(found: str, asked: str) -> Refusal:
+    return Refusal(
+        Code.POLICY_COST,
+        found,
+        f"{asked}, so that an expression ends in {BUDGET_S:g} s",
+        "write a simpler selector, or label the nodes and compare the label",
+    )
+
+
+def _costly(text: str, token: _Token, found: str, asked: str) -> ExpressionError:
+    line = text.count("\n", 0, token.start) + 1
+    return ExpressionError(_cost(found, asked), line, token.start - text.rfind("\n", 0, token.start))
+
+
+_LIBRARY_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
+_UNDECLARED = re.compile(r"undeclared reference to '([^']+)'")
+
+
+def _invalid(message: str) -> ExpressionError:
+    """The library's message as a refusal: its first error, placed, with the nearest name where a name is wrong."""
+    match = _LIBRARY_ERROR.search(message)
+    if match is None:
+        if "recursion limit" in message:
+            return ExpressionError(_cost("brackets or operators nested too deep", "at most 32 levels"))
+        return ExpressionError(Refusal(Code.EXPRESSION_INVALID, _reason(message), "a CEL expression", _SEE))
+    line, column, what = int(match[1]), int(match[2]), match[3].replace(" (in container '')", "")
+    remedy = _SEE
+    if name := _UNDECLARED.search(what):
+        column = max(1, column - name[1].rfind(".")) if "." in name[1] else column
+        close = get_close_matches(".".join(name[1].split(".")[:2]), VARIABLES, n=1, cutoff=0.5)
+        remedy = f"did you mean {close[0]}?" if close else f"names are {', '.join(VARIABLES)}"
+    elif what.startswith("Syntax error: mismatched input '<EOF>'"):
+        what = "an expression that ends too early"
+    elif "= '" in what:
+        remedy = "compare with == or in"
+    elif "no matching overload" in what:
+        remedy = 'compare like with like: int 5, double 5.0, string "5"; convert with int(), double(), string()'
+    return ExpressionError(Refusal(Code.EXPRESSION_INVALID, what, "a CEL expression", remedy), line, column)
+
+
+_SEE = "see docs/reference/policy.md for names and types"
+
+
+def _reason(message: str) -> str:
+    return re.sub(r"^(?:[A-Z_]+: )?(?:ERROR: <input>:\d+:\d+: )?| \[[A-Z_]+\]$", "", message.split("\n")[0])

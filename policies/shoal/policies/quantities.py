@@ -1,0 +1,177 @@
+"""Annotated types of the kinds: quantities with units, names, expressions. Each refuses with its own code."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from shoal.policies.cel import Expression, ExpressionError
+from shoal.types import units
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import (
+    Bytes,
+    Dimension,
+    GramsPerHour,
+    GramsPerKwh,
+    Joules,
+    PerSecond,
+    Seconds,
+    UsdPerHour,
+    Watts,
+)
+
+
+def refused(refusal: Refusal, **place: int) -> PydanticCustomError:
+    """A refusal on its way through pydantic, which collects it with its location."""
+    return PydanticCustomError(
+        str(refusal.code),  # type: ignore[arg-type]
+        "{found}",
+        {"found": refusal.found, "asked": refusal.asked, "remedy": refusal.remedy, **place},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Text with a unit, kept as SI; shown as the shortest text that reads back the same."""
+
+    dimension: Dimension
+    whole: bool = False
+
+    def read(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            example = self.dimension.example
+            raise refused(
+                Refusal(Code.QUANTITY_INVALID, _kind(value), f"a {self.dimension.name}", f"write it like {example}")
+            )
+        try:
+            number = units.parse_quantity(str(value), self.dimension)
+        except ShoalError as error:
+            raise refused(error.refusal) from error
+        return int(number) if self.whole else number
+
+    def show(self, value: float) -> str:
+        return units.show_quantity(value, self.dimension)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        shown = core_schema.plain_serializer_function_ser_schema(self.show, return_schema=core_schema.str_schema())
+        return core_schema.no_info_plain_validator_function(self.read, serialization=shown)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        words = "|".join(re.escape(unit) for unit in self.dimension.factors)
+        return {
+            "type": "string",
+            "pattern": rf"^\s*[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\s*({words})\s*$",
+            "examples": [self.dimension.example],
+        }
+
+
+Duration = Annotated[Seconds, Unit(units.DURATION)]
+Size = Annotated[Bytes, Unit(units.SIZE, whole=True)]
+Power = Annotated[Watts, Unit(units.POWER)]
+Energy = Annotated[Joules, Unit(units.ENERGY)]
+Cost = Annotated[UsdPerHour, Unit(units.COST)]
+Carbon = Annotated[GramsPerHour, Unit(units.CARBON)]
+Intensity = Annotated[GramsPerKwh, Unit(units.INTENSITY)]
+Rate = Annotated[PerSecond, Unit(units.RATE)]
+Share = Annotated[float, Unit(units.SHARE)]
+Ratio = Annotated[float, Unit(units.RATIO)]
+
+NAME_PATTERN: Final = re.compile(r"[a-z0-9-]{1,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A string with a rule of its own."""
+
+    pattern: re.Pattern[str]
+    code: Code
+    asked: str
+    remedy: str
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise refused(Refusal(self.code, _kind(value), self.asked, "quote it"))
+        if not self.pattern.fullmatch(value):
+            raise refused(Refusal(self.code, f"{value!r:.80}", self.asked, self.remedy))
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.read, serialization=core_schema.to_string_ser_schema()
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "pattern": f"^{self.pattern.pattern}$"}
+
+
+Name = Annotated[
+    str,
+    _Text(
+        NAME_PATTERN,
+        Code.NAME_INVALID,
+        "1 to 63 of a-z, 0-9 and -",
+        "use lower case letters, digits and hyphens",
+    ),
+]
+Pattern = Annotated[
+    str,
+    _Text(
+        re.compile(r"[a-z0-9*-]{1,63}"),
+        Code.NAME_INVALID,
+        "a name, with * for any part of it",
+        'write it like "eu-*"',
+    ),
+]
+Line = Annotated[
+    str,
+    _Text(
+        re.compile(r"[^\x00-\x1f\x7f]{1,1024}"),
+        Code.FIELD_INVALID,
+        "1 to 1024 characters on one line",
+        "shorten it, or leave the field out",
+    ),
+]
+
+
+class _Selector:
+    """CEL text, compiled where it is read, so that a mistake is placed within it."""
+
+    @staticmethod
+    def read(value: object) -> str:
+        if not isinstance(value, str):
+            raise refused(
+                Refusal(Code.EXPRESSION_INVALID, _kind(value), "a CEL expression", 'device.kind == "gpu", for example')
+            )
+        try:
+            Expression.compile(value)
+        except ExpressionError as error:
+            raise refused(error.refusal, line=error.line, column=error.column) from error
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.read, serialization=core_schema.to_string_ser_schema()
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "examples": ['device.kind in ["npu", "gpu"]']}
+
+
+Selector = Annotated[str, _Selector()]
+
+
+def _kind(value: Any) -> str:
+    """What a wrong value is, for people."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a mapping"
+        case tuple() | list():
+            return "a list"
+        case _:
+            return f"{value!r:.80}"
