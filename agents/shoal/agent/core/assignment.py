@@ -206,6 +206,11 @@ class StopWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitIdle:
+    """Say Idle whenever nothing is in flight to it, until it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class DiscardBytes:
     """The cached bytes are not the model: set them aside."""
 
@@ -217,7 +222,7 @@ class WakeAt:
     at: Elapsed
 
 
-Effect = Fetch | StopFetch | StartWorker | StopWorker | DiscardBytes | WakeAt
+Effect = Fetch | StopFetch | StartWorker | StopWorker | AwaitIdle | DiscardBytes | WakeAt
 Step = tuple[State, tuple[Effect, ...]]
 
 
@@ -371,7 +376,7 @@ def _exit(state: Loading | Warming | Ready, event: Exited, now: Elapsed, limits:
 
 def _drain(state: Ready, now: Elapsed, limits: Limits) -> Step:
     not_before, until = Elapsed(now + limits.drain_grace_s), Elapsed(now + limits.drain_s)
-    return Draining(state.asked, state.record, now, state.service, not_before, until), (WakeAt(until),)
+    return Draining(state.asked, state.record, now, state.service, not_before, until), (AwaitIdle(), WakeAt(until))
 
 
 def phase(state: State) -> Phase:

@@ -47,12 +47,11 @@ class Held:
 Judgement = Accept | Held | Refusal
 
 
-def judge(held: DesiredSet | None, offered: DesiredSet, *, node: str, history: str, reported: bool) -> Judgement:
-    """Whether to act on an offered set.
+def judge(held: DesiredSet | None, offered: DesiredSet, *, node: str, history: str) -> Judgement:
+    """Whether to act on a set offered in this session, after its first full status was sent.
 
-    history: the welcome's. reported: a full status has been sent in this session. Within one history the term and the
-    generation never go back. Another history is accepted only if it is this session's, after the coordinator was shown
-    what runs here, and its first set stops nothing: what it does not know stays until a later generation says so.
+    history: the welcome's. Within one history the term and the generation never go back. Another history is accepted
+    only if it is this session's, and its first set stops nothing: what it does not know stays until a later generation.
     """
     version = offered.version
     if offered.node != node:
@@ -62,9 +61,7 @@ def judge(held: DesiredSet | None, offered: DesiredSet, *, node: str, history: s
     if held is None:
         return Accept(offered)
     if version.history != held.version.history:
-        if reported:
-            return Accept(_keep_unknown(held, offered))
-        return Refusal(Code.GENERATION_STALE, "a new history before this node's report", "a report", "send it again")
+        return Accept(_keep_unknown(held, offered))
     return _judge_within(held.version, offered)
 
 
@@ -93,8 +90,12 @@ def _keep_unknown(held: DesiredSet, offered: DesiredSet) -> DesiredSet:
     )
 
 
+STEADY_S = 5.0
+"""A call that lasted so long was a good one: the next starts the back-off anew."""
+
+
 def reconnect_after(node: str, attempt: int) -> Seconds:
-    """Seconds before the next call, counted from the failed one: 0.1 to 0.2 at first, at most 5."""
+    """Seconds before the next call: 0.1 to 0.2 at first, at most 5."""
     return delay(node, attempt, base_s=0.2, cap_s=5.0)
 
 

@@ -1,0 +1,339 @@
+"""Where a request goes: which replica next, what a failure means, and what is turned away before it waits.
+
+Everything here is a function of values. The front keeps one `Health` for each replica it sends to and one `Tries` for
+each request; it asks `admit` once, then `choose` and `judge` until the request is answered or given up.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from shoal.agent.core.backoff import delay
+from shoal.types.codes import Code, Refusal
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.units import Bytes, Elapsed, Seconds
+
+EJECT_BASE_S: Final = 0.25
+EJECT_CAP_S: Final = 10.0
+LATE_LIMIT: Final = 3
+"""Deadlines missed in a row after which a replica counts as failed: one that hangs refuses nothing."""
+SERVICE_SHARE: Final = 0.2
+"""Weight of the newest request in the moving estimate of a replica's service time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How one replica has behaved towards this front.
+
+    outstanding: requests sent and not yet ended. failures: in a row. service_s: estimated seconds of work for one
+    request, None before the first answer.
+    """
+
+    outstanding: int = 0
+    failures: int = 0
+    late: int = 0
+    ejected_until: Elapsed | None = None
+    service_s: Seconds | None = None
+
+
+class Fault(Enum):
+    """Whose fault an attempt's failure is."""
+
+    REQUEST = auto()
+    """The request's own: it goes to the caller."""
+    BUSY = auto()
+    """The replica is well and has no room: another may have."""
+    LATE = auto()
+    """The deadline passed while the replica had it."""
+    REPLICA = auto()
+    """The replica refused it, or the way there broke."""
+    CRASH = auto()
+    """The worker died with this request inside."""
+
+
+class Next(Enum):
+    """What becomes of a request after a failed attempt."""
+
+    DELIVER = auto()
+    RETRY = auto()
+    CONDEMN = auto()
+    """It crashed two workers: REQUEST_CRASHED_WORKER."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What one request has been through. crashed_with: digests of what else was in flight where it first crashed."""
+
+    tried: frozenset[str] = frozenset()
+    crashed_with: frozenset[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests."""
+
+    per_replica: int = 64
+    per_tenant: int = 1024
+    total_bytes: int = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is inside the front now, the asking request not included."""
+
+    workload: int
+    tenant: int
+    total_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A request turned away before it waited. retry_after_s: when there may be room."""
+
+    refusal: Refusal
+    retry_after_s: Seconds | None = None
+
+
+WELL: Final = Health()
+
+_FAULTS: Final[dict[Fault, frozenset[Code]]] = {
+    Fault.BUSY: frozenset({Code.OVERLOADED, Code.OUT_OF_MEMORY}),
+    Fault.LATE: frozenset({Code.DEADLINE_EXCEEDED}),
+    Fault.CRASH: frozenset({Code.WORKER_CRASHED}),
+    # What a peer says about us or about its routes is no business of the caller's: another replica may answer.
+    Fault.REPLICA: frozenset(
+        {
+            Code.REPLICA_UNREACHABLE,
+            Code.MODEL_NOT_READY,
+            Code.MODEL_NOT_FOUND,
+            Code.WORKER_KILLED,
+            Code.WORKER_STUCK,
+            Code.DEVICE_LOST,
+            Code.UNAUTHENTICATED,
+            Code.ROLE_DENIED,
+            Code.TENANT_DENIED,
+            Code.REGION_MISMATCH,
+            Code.CERT_EXPIRED,
+            Code.CERT_NOT_YET_VALID,
+            Code.CERT_UNTRUSTED,
+            Code.CERT_NAME_INVALID,
+            Code.CERT_REVOKED,
+        }
+    ),
+}
+_FAULT_OF: Final = {code: fault for fault, codes in _FAULTS.items() for code in codes}
+
+
+def fault_of(code: Code) -> Fault:
+    """Of what an endpoint answered, or failed to."""
+    return _FAULT_OF.get(code, Fault.REQUEST)
+
+
+def candidates(route: Route, here: AbstractSet[str]) -> tuple[Endpoint, ...]:
+    """Endpoints that may take something new. here: assignments with a local worker that takes requests."""
+    return tuple(
+        endpoint
+        for endpoint in route.endpoints
+        if endpoint.state is EndpointState.READY
+        and endpoint.weight > 0
+        and (endpoint.kind is not EndpointKind.LOCAL or endpoint.assignment in here)
+    )
+
+
+def choose(
+    route: Route,
+    health: Mapping[str, Health],
+    here: AbstractSet[str],
+    tried: AbstractSet[str],
+    session: str,
+    now: Elapsed,
+    seed: int,
+) -> Endpoint | Refusal:
+    """The endpoint for the next attempt, never a draining or a tried one; a refusal when none is left.
+
+    A replica drawn by weight gets the request if it is idle, else the one whose outstanding requests are least for its
+    weight. So a light load is shared by weights (what a step of a migration counts on), a heavy one by how fast the
+    replicas are. An ejected replica gets nothing until its time is over, then one request at a time, unless nothing
+    else is left. session: requests of one session meet one replica, as long as it takes requests.
+    """
+    open_to_new = candidates(route, here)
+    if not open_to_new:
+        return _nowhere(route)
+    untried = [endpoint for endpoint in open_to_new if endpoint.assignment not in tried]
+    if not untried:
+        return Refusal(
+            Code.REPLICA_UNREACHABLE,
+            f"all {len(open_to_new)} replicas of {route.workload} were tried",
+            "one that answers",
+            "retry later",
+        )
+    usable = [e for e in untried if _takes(health.get(e.assignment, WELL), now)] or untried
+    if len(usable) == 1:
+        return usable[0]
+    if session:
+        return max(usable, key=lambda e: -e.weight / math.log(_unit(f"{session}/{e.assignment}")))
+    drawn = _drawn(usable, _unit(f"{seed}/{len(tried)}"))
+    if health.get(drawn.assignment, WELL).outstanding == 0:
+        return drawn
+    return min(usable, key=lambda e: (_crowd(e, health), e is not drawn))
+
+
+def judge(fault: Fault, tries: Tries, *, idempotent: bool, sent: bool) -> Next:
+    """After an attempt failed, `tries` as before it. sent: the replica may have begun to work on it."""
+    if fault in (Fault.REQUEST, Fault.LATE):
+        return Next.DELIVER
+    if fault is Fault.CRASH and tries.crashed_with is not None:
+        return Next.CONDEMN
+    if sent and not idempotent and fault is not Fault.BUSY:
+        return Next.DELIVER
+    return Next.RETRY
+
+
+def blamed(tries: Tries, crashed_with: frozenset[bytes]) -> bool:
+    """Whether this very request is to blame for two crashes: only if what else was in flight differs, or nothing was.
+
+    tries: before the second crash. crashed_with: the others' digests at the second."""
+    return tries.crashed_with is not None and (tries.crashed_with != crashed_with or not crashed_with)
+
+
+def sent(health: Health) -> Health:
+    return replace(health, outstanding=health.outstanding + 1)
+
+
+def withdrawn(health: Health) -> Health:
+    """The caller went away; nothing was learnt about the replica."""
+    return replace(health, outstanding=health.outstanding - 1)
+
+
+def answered(health: Health, latency_s: Seconds, ahead: int) -> Health:
+    """ahead: what was outstanding there when the request was sent. A replica that works on one request at a time, or
+    shares itself among all, took latency / (ahead + 1) for each."""
+    newest = latency_s / (ahead + 1)
+    known = health.service_s
+    service = newest if known is None else known + SERVICE_SHARE * (newest - known)
+    return Health(outstanding=health.outstanding - 1, service_s=Seconds(service))
+
+
+def failed(health: Health, name: str, fault: Fault, now: Elapsed) -> Health:
+    """name: of the replica; spreads the times at which fronts probe it back."""
+    over = withdrawn(health)
+    match fault:
+        case Fault.REQUEST | Fault.BUSY:
+            return replace(over, failures=0, late=0, ejected_until=None)
+        case Fault.LATE if health.late + 1 < LATE_LIMIT:
+            return replace(over, late=health.late + 1)
+        case Fault.LATE | Fault.REPLICA | Fault.CRASH:
+            if health.ejected_until is not None and now < health.ejected_until:
+                return over  # one of those in flight when it was ejected: no second failure
+            until = now + delay(name, health.failures, base_s=EJECT_BASE_S, cap_s=EJECT_CAP_S)
+            return replace(over, failures=health.failures + 1, late=0, ejected_until=Elapsed(until))
+
+
+def admit(
+    route: Route,
+    health: Mapping[str, Health],
+    here: AbstractSet[str],
+    load: Load,
+    left_s: Seconds,
+    size: Bytes,
+    limits: Limits,
+) -> Turned | None:
+    """None, or why the request may not even wait: nobody serves it, no room, or no replica answers within `left_s`."""
+    replicas = candidates(route, here)
+    if not replicas:
+        return Turned(_nowhere(route), Seconds(1.0))
+    waits = [_wait(health.get(replica.assignment, WELL)) for replica in replicas]
+    soonest = min(waits)
+    room = limits.per_replica * len(replicas)
+    if load.workload >= room:
+        return _overloaded(f"{load.workload} requests of {route.workload} wait", f"at most {room}", soonest)
+    if load.tenant >= limits.per_tenant:
+        return _overloaded(f"{load.tenant} requests of the tenant wait", f"at most {limits.per_tenant}", soonest)
+    if load.total_bytes > 0 and load.total_bytes + size > limits.total_bytes:
+        return _overloaded(f"{load.total_bytes} bytes wait", f"at most {limits.total_bytes}", soonest)
+    if soonest > left_s:
+        return _overloaded(f"an answer would take {soonest:.3f}s", f"within {left_s:.3f}s", soonest - left_s)
+    return None
+
+
+class Condemned:
+    """Digests of requests that crashed two workers, refused until their time is over; the oldest go first."""
+
+    def __init__(self, keep_s: float = 60.0, size: int = 1024) -> None:
+        self._keep_s = keep_s
+        self._size = size
+        self._until: dict[bytes, Elapsed] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, digest: bytes, now: Elapsed) -> None:
+        self._until.pop(digest, None)
+        self._until[digest] = Elapsed(now + self._keep_s)
+        while len(self._until) > self._size:
+            del self._until[next(iter(self._until))]
+
+    def left_s(self, digest: bytes, now: Elapsed) -> Seconds | None:
+        """Seconds for which it is still refused; None when it is not."""
+        until = self._until.get(digest)
+        if until is None:
+            return None
+        if now >= until:
+            del self._until[digest]
+            return None
+        return Seconds(until - now)
+
+
+def _takes(health: Health, now: Elapsed) -> bool:
+    if health.ejected_until is None:
+        return True
+    return now >= health.ejected_until and health.outstanding == 0
+
+
+def _crowd(endpoint: Endpoint, health: Mapping[str, Health]) -> float:
+    return (health.get(endpoint.assignment, WELL).outstanding + 1) / endpoint.weight
+
+
+def _wait(health: Health) -> Seconds:
+    """Until a request sent now would be answered. An idle replica is always tried: an old estimate may be wrong."""
+    if health.outstanding == 0 or health.service_s is None:
+        return Seconds(0.0)
+    return Seconds(health.service_s * (health.outstanding + 1))
+
+
+def _drawn(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:
+    left = unit * sum(endpoint.weight for endpoint in endpoints)
+    for endpoint in endpoints:
+        left -= endpoint.weight
+        if left < 0:
+            return endpoint
+    return endpoints[-1]
+
+
+def _unit(text: str) -> float:
+    """A number in (0, 1) that depends on `text` alone."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2**64
+
+
+def _nowhere(route: Route) -> Refusal:
+    found = route.pending_reason or (
+        f"every replica of {route.workload} is draining or still loading"
+        if route.endpoints
+        else f"{route.workload} has no replica"
+    )
+    return Refusal(
+        Code.MODEL_NOT_READY,
+        f"{route.pending_code}: {found}" if route.pending_code else found,
+        "a ready replica",
+        f"retry later, or ask why: shoal explain {route.workload.name}",
+    )
+
+
+def _overloaded(found: str, asked: str, retry_after_s: float) -> Turned:
+    refusal = Refusal(Code.OVERLOADED, found, asked, "retry after the time given, or ask for more replicas")
+    return Turned(refusal, Seconds(max(0.01, retry_after_s)))
