@@ -44,8 +44,26 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """What configuration tells drivers. emulate: names of profiles, one emulated device each."""
+
+    emulate: tuple[str, ...] = ()
+    time_scale: float = 1.0
+
+
+class DriverFactory(Protocol):
+    """What an entry point of group `shoal.devices` is. Raises ShoalError(FIELD_INVALID) on options it cannot meet."""
+
+    def __call__(self, clock: Clock, options: DriverOptions) -> Driver: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
-    """An emulated device's behaviour: seconds = overhead + sum(flops)/rate and bytes/rate, whichever is longer."""
+    """An emulated device's behaviour.
+
+    One inference of Work w takes launch_s + w.nodes * node_s + max(w.conv_flops / conv rate + (w.matmul_flops +
+    w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time; answers wait time_scale times that.
+    """
 
     profile: str
     source: str
