@@ -67,7 +67,10 @@ def parse_name(uri: str) -> tuple[str, Role, str]:
     """(region, role, name). Raises ShoalError(CERT_NAME_INVALID)."""
     match = _URI.fullmatch(uri)
     invalid = refuse(
-        Code.CERT_NAME_INVALID, "a URI name that is not ours", "shoal://REGION/ROLE/NAME", "enrol again with a join token"
+        Code.CERT_NAME_INVALID,
+        "a URI name that is not ours",
+        "shoal://REGION/ROLE/NAME",
+        "enrol again with a join token",
     )
     if match is None:
         raise invalid
@@ -123,7 +126,10 @@ def identity_of_context(context: GrpcContext) -> Identity:
     pems = context.auth_context().get("x509_pem_cert")
     if not pems:
         raise refuse(
-            Code.UNAUTHENTICATED, "no client certificate", "a certificate of this region", "connect with the files of your context"
+            Code.UNAUTHENTICATED,
+            "no client certificate",
+            "a certificate of this region",
+            "connect with the files of your context",
         )
     return identity_of_pem(pems[0])
 
@@ -151,7 +157,12 @@ def require(identity: Identity, *, region: str, roles: frozenset[Role]) -> None:
     """Raises ShoalError(REGION_MISMATCH | ROLE_DENIED)."""
     if identity.region != region:
         raise ShoalError(
-            Refusal(Code.REGION_MISMATCH, f"a certificate of region {identity.region}", f"one of {region}", "use that region's files")
+            Refusal(
+                Code.REGION_MISMATCH,
+                f"a certificate of region {identity.region}",
+                f"one of {region}",
+                "use that region's files",
+            )
         )
     if identity.role not in roles:
         raise ShoalError(

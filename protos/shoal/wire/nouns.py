@@ -112,7 +112,9 @@ def message_class(kind: type) -> Any:
 
 
 def _invalid(where: str, found: str) -> ShoalError:
-    return refuse(Code.MESSAGE_INVALID, f"{where}: {found}", "a message as protos/shoal/v1 defines it", "update the sender")
+    return refuse(
+        Code.MESSAGE_INVALID, f"{where}: {found}", "a message as protos/shoal/v1 defines it", "update the sender"
+    )
 
 
 def _fill(message: Any, noun: Any) -> None:

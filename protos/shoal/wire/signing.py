@@ -24,9 +24,7 @@ def sign(key: ec.EllipticCurvePrivateKey, region: str, node: str, topic: str, co
     return key.sign(envelope(region, node, topic, content), ec.ECDSA(hashes.SHA256()))
 
 
-def verify(
-    certificate: x509.Certificate, signature: bytes, region: str, node: str, topic: str, content: bytes
-) -> None:
+def verify(certificate: x509.Certificate, signature: bytes, region: str, node: str, topic: str, content: bytes) -> None:
     """Raises ShoalError(SIGNATURE_INVALID)."""
     key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -35,5 +33,8 @@ def verify(
         key.verify(signature, envelope(region, node, topic, content), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as cause:
         raise refuse(
-            Code.SIGNATURE_INVALID, f"a {topic} that {node} did not sign", "the node's own signature", "restart the agent, or revoke it"
+            Code.SIGNATURE_INVALID,
+            f"a {topic} that {node} did not sign",
+            "the node's own signature",
+            "restart the agent, or revoke it",
         ) from cause

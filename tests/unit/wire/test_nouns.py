@@ -20,9 +20,16 @@ st.register_type_strategy(float, NUMBERS)
 st.register_type_strategy(int, st.integers(min_value=0, max_value=2**31 - 1))
 st.register_type_strategy(str, st.text(max_size=20).filter(lambda text: "\0" not in text))
 
-KINDS: tuple[Any, ...] = (DesiredSet, Status, Receipt, ModelProfile, link.Hello, link.Welcome, link.NodeEvents, link.Refused)
-
-
+KINDS: tuple[Any, ...] = (
+    DesiredSet,
+    Status,
+    Receipt,
+    ModelProfile,
+    link.Hello,
+    link.Welcome,
+    link.NodeEvents,
+    link.Refused,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

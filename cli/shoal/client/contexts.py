@@ -1,0 +1,121 @@
+"""Contexts: which region, as whom. One file, `contexts.json`, and a folder of PEM files for each."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from shoal.types.codes import Code, refuse
+from shoal.wire.enrol import write_private
+from shoal.wire.identity import check_name
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """address: host:port of the region's API. folder: holds cert.pem, key.pem, ca.pem.
+
+    gateway_rest, gateway_grpc: host:port of a gateway's data ports; empty: asked of the coordinator.
+    """
+
+    name: str
+    region: str
+    address: str
+    folder: str
+    gateway_rest: str = ""
+    gateway_grpc: str = ""
+    tenant: str = "default"
+
+    @property
+    def certificate(self) -> Path:
+        return Path(self.folder) / "cert.pem"
+
+    @property
+    def key(self) -> Path:
+        return Path(self.folder) / "key.pem"
+
+    @property
+    def ca(self) -> Path:
+        return Path(self.folder) / "ca.pem"
+
+
+def home(environment: Mapping[str, str] = os.environ) -> Path:
+    """SHOAL_HOME, else the user's configuration folder."""
+    if found := environment.get("SHOAL_HOME"):
+        return Path(found)
+    return Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "shoal"
+
+
+@dataclass(frozen=True, slots=True)
+class _Book:
+    contexts: tuple[Context, ...]
+    current: str
+
+
+class Contexts:
+    """The user's contexts in `folder`."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or home()
+        self._file = self.folder / "contexts.json"
+
+    def all(self) -> tuple[Context, ...]:
+        return self._read().contexts
+
+    @property
+    def current(self) -> str:
+        return self._read().current
+
+    def get(self, name: str = "") -> Context:
+        """By name; else the current one. Raises ShoalError(CONTEXT_UNKNOWN)."""
+        book = self._read()
+        wanted = name or os.environ.get("SHOAL_CONTEXT") or book.current
+        for context in book.contexts:
+            if context.name == wanted:
+                return context
+        raise refuse(
+            Code.CONTEXT_UNKNOWN,
+            f"no context {wanted!r}" if wanted else "no context is in use",
+            "one of " + (", ".join(context.name for context in book.contexts) or "none yet"),
+            "shoal dev up, or shoal context login --coordinator HOST:PORT --token TOKEN",
+        )
+
+    def save(self, context: Context, *, use: bool = True) -> None:
+        """Adds or replaces the context of that name."""
+        check_name(context.name, "context")
+        book = self._read()
+        others = tuple(other for other in book.contexts if other.name != context.name)
+        current = context.name if use or not book.current else book.current
+        self._write(_Book((*others, context), current))
+
+    def use(self, name: str) -> Context:
+        """Raises ShoalError(CONTEXT_UNKNOWN)."""
+        context = self.get(name)
+        self._write(replace(self._read(), current=context.name))
+        return context
+
+    def remove(self, name: str) -> None:
+        """No error when there is none of that name."""
+        book = self._read()
+        rest = tuple(context for context in book.contexts if context.name != name)
+        current = book.current if book.current != name else (rest[0].name if rest else "")
+        self._write(_Book(rest, current))
+
+    def _read(self) -> _Book:
+        if not self._file.exists():
+            return _Book((), "")
+        try:
+            data = json.loads(self._file.read_text())
+            return _Book(tuple(Context(**entry) for entry in data["contexts"]), str(data["current"]))
+        except (ValueError, KeyError, TypeError) as cause:
+            raise refuse(
+                Code.STATE_CORRUPT,
+                f"{self._file}: {cause}",
+                "the file that shoal wrote",
+                "move it away and log in again",
+            ) from cause
+
+    def _write(self, book: _Book) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data = {"current": book.current, "contexts": [asdict(context) for context in book.contexts]}
+        write_private(self._file, json.dumps(data, indent=1).encode())

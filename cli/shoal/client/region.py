@@ -1,0 +1,159 @@
+"""A typed client of one region's API: what the command line calls, and scripts may.
+
+    with Region(Contexts().get()) as region:
+        for node in region.get("nodes").nodes:
+            print(node.node.name, node.liveness)
+
+Every method raises ShoalError with the code that the coordinator gave.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpc
+
+from shoal.client.contexts import Context
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, nouns_pb2, operator_pb2, operator_pb2_grpc
+from shoal.wire.identity import dns_of
+from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, channel_options
+from shoal.wire.status import refusal_of
+
+TIMEOUT_S: Final = 30.0
+PUSH_TIMEOUT_S: Final = 600.0
+
+Progress = Callable[[int, int], None]
+"""(bytes done, bytes in all)"""
+
+
+class Region:
+    """One connection; closed on exit."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        try:
+            credentials = grpc.ssl_channel_credentials(
+                context.ca.read_bytes(), context.key.read_bytes(), context.certificate.read_bytes()
+            )
+        except OSError as cause:
+            raise refuse(
+                Code.UNAUTHENTICATED,
+                f"{cause.filename}: {cause.strerror}",
+                "the context's files",
+                "shoal context login",
+            ) from cause
+        server = dns_of(context.region, Role.COORDINATOR, "coordinator")
+        options = channel_options(LINK_BYTES, server_name=server)
+        self._channel = grpc.secure_channel(context.address, credentials, options)
+        self._operator = operator_pb2_grpc.OperatorStub(self._channel)
+        self._artifacts = artifacts_pb2_grpc.ArtifactsStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def who_am_i(self) -> operator_pb2.WhoAmIReply:
+        return self._call(self._operator.WhoAmI, operator_pb2.WhoAmIRequest())  # type: ignore[no-any-return]
+
+    def plan(
+        self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str] | None = None
+    ) -> operator_pb2.PlanReply:
+        request = operator_pb2.PlanRequest(documents=documents, digests=digests or {}, only_drift=not documents)
+        return self._call(self._operator.Plan, request)  # type: ignore[no-any-return]
+
+    def apply(
+        self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str] | None = None, plan_hash: str = ""
+    ) -> operator_pb2.ApplyReply:
+        request = operator_pb2.ApplyRequest(documents=documents, digests=digests or {}, plan_hash=plan_hash)
+        return self._call(self._operator.Apply, request)  # type: ignore[no-any-return]
+
+    def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
+        request = operator_pb2.GetRequest(kind=kind, name=name, tenant=tenant)
+        return self._call(self._operator.Get, request)  # type: ignore[no-any-return]
+
+    def delete(self, kind: str, name: str, tenant: str = "") -> None:
+        self._call(self._operator.Delete, operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))
+
+    def explain(self, tenant: str, name: str) -> operator_pb2.ExplainReply:
+        key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
+        return self._call(self._operator.Explain, operator_pb2.ExplainRequest(workload=key))  # type: ignore[no-any-return]
+
+    def cordon(self, node: str, *, cordoned: bool) -> operator_pb2.NodeView:
+        request = operator_pb2.CordonRequest(node=node, cordoned=cordoned)
+        return self._call(self._operator.Cordon, request).node  # type: ignore[no-any-return]
+
+    def events(self, after: int = 0, *, follow: bool = False, limit: int = 0) -> Iterator[operator_pb2.Event]:
+        request = operator_pb2.EventsRequest(after=after, follow=follow, limit=limit)
+        try:
+            yield from self._operator.Events(request, timeout=None if follow else TIMEOUT_S)
+        except grpc.RpcError as cause:
+            raise ShoalError(refusal_of(cause)) from cause
+
+    def create_token(self, role: str, name: str = "", valid_s: float = 3600.0) -> operator_pb2.CreateTokenReply:
+        request = operator_pb2.CreateTokenRequest(role=role, name=name, valid_s=valid_s)
+        return self._call(self._operator.CreateToken, request)  # type: ignore[no-any-return]
+
+    def doctor(self) -> operator_pb2.DoctorReply:
+        return self._call(self._operator.Doctor, operator_pb2.DoctorRequest())  # type: ignore[no-any-return]
+
+    def models(self, name: str = "") -> tuple[artifacts_pb2.Model, ...]:
+        request = artifacts_pb2.ListModelsRequest(name=name)
+        return tuple(self._call(self._artifacts.List, request).models)
+
+    def push(self, path: Path, name: str = "", progress: Progress | None = None) -> artifacts_pb2.PushReply:
+        """Sends one .onnx file. The coordinator inspects it before it is stored."""
+        return self._send(self._artifacts.Push, path, name, progress)
+
+    def inspect(self, path: Path, progress: Progress | None = None) -> artifacts_pb2.PushReply:
+        """As `push`, and nothing is stored."""
+        return self._send(self._artifacts.Inspect, path, "", progress)
+
+    def remove_model(self, name: str) -> artifacts_pb2.RemoveModelReply:
+        request = artifacts_pb2.RemoveModelRequest(name=name)
+        return self._call(self._artifacts.Remove, request)  # type: ignore[no-any-return]
+
+    def _send(
+        self, method: Callable[..., Any], path: Path, name: str, progress: Progress | None
+    ) -> artifacts_pb2.PushReply:
+        digest, size = digest_of(path)
+
+        def chunks() -> Iterable[artifacts_pb2.PushChunk]:
+            yield artifacts_pb2.PushChunk(head=artifacts_pb2.PushHead(name=name, size=size, digest=digest))
+            done = 0
+            with path.open("rb") as file:
+                while data := file.read(CHUNK_BYTES):
+                    yield artifacts_pb2.PushChunk(data=data)
+                    done += len(data)
+                    if progress is not None:
+                        progress(done, size)
+
+        return self._call(method, chunks(), timeout=PUSH_TIMEOUT_S)  # type: ignore[no-any-return]
+
+    def _call(self, method: Callable[..., Any], request: Any, timeout: float = TIMEOUT_S) -> Any:
+        try:
+            return method(request, timeout=timeout)
+        except grpc.RpcError as cause:
+            raise ShoalError(refusal_of(cause)) from cause
+
+
+def digest_of(path: Path) -> tuple[str, int]:
+    """(`sha256:<hex>`, bytes) of a file. Raises ShoalError(SOURCE_UNREACHABLE)."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return f"sha256:{digest}", file.tell()
+    except OSError as cause:
+        raise refuse(
+            Code.SOURCE_UNREACHABLE, f"{path}: {cause.strerror}", "a model file that can be read", "correct the path"
+        ) from cause
