@@ -45,24 +45,33 @@ class Table:
 class Crashes:
     """Own-fault crashes of one triple. seen: (assignment, restarts) already counted: a replay changes nothing."""
 
+    triple: Triple
     count: int
-    seen: frozenset[tuple[str, int]]
+    seen: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What warming a model on a device showed, kept when its replica is gone."""
+
+    trial: Trial
+    measured: Measured
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What reconciling carries from step to step; persisted with the desired sets in one transaction.
 
-    issued: assignments ever created, so that ids never repeat. measured: warm-up figures by (model, node, device).
-    without_ready: since when a workload has had no ready replica.
+    issued: assignments ever created, so that ids never repeat. marks: by assignment id. tables, without_ready (since
+    when a workload has had no ready replica): by `str(WorkloadKey)`. Plain JSON: no key is a tuple.
     """
 
     issued: int = 0
     marks: Mapping[str, Mark] = field(default_factory=dict)
-    tables: Mapping[WorkloadKey, Table] = field(default_factory=dict)
-    crashes: Mapping[Triple, Crashes] = field(default_factory=dict)
-    measured: Mapping[Trial, Measured] = field(default_factory=dict)
-    without_ready: Mapping[WorkloadKey, Elapsed] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    crashes: tuple[Crashes, ...] = ()
+    measured: tuple[Remembered, ...] = ()
+    without_ready: Mapping[str, Elapsed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

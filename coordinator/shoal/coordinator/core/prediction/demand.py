@@ -1,0 +1,127 @@
+"""What a model asks of a device, by operator class: the rows of the roofline."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.types.assignment import Work
+from shoal.types.profile import ModelProfile
+
+
+class OperatorClass(StrEnum):
+    """Which measured rate bounds an operator."""
+
+    MATMUL = "matmul"
+    CONV = "conv"
+    COPY = "copy"
+    ELEMENTWISE = "elementwise"
+
+
+MATMUL = frozenset(
+    {
+        "Attention",
+        "DynamicQuantizeMatMul",
+        "Einsum",
+        "FusedGemm",
+        "FusedMatMul",
+        "GRU",
+        "Gemm",
+        "GroupQueryAttention",
+        "LSTM",
+        "MatMul",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "QAttention",
+        "QGemm",
+        "QLinearMatMul",
+        "RNN",
+    }
+)
+CONV = frozenset({"Conv", "ConvInteger", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "QLinearConv"})
+COPY = frozenset(
+    {
+        "Cast",
+        "Concat",
+        "DepthToSpace",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "Pad",
+        "Reshape",
+        "ReverseSequence",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One class at batch 1: FLOPs, bytes that grow with the batch, bytes that do not (weights)."""
+
+    kind: OperatorClass
+    flops: float
+    bytes: float
+    weight_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A profile summed up by operator class; nodes: of the whole graph."""
+
+    rows: tuple[Row, ...]
+    nodes: int
+
+
+def class_of(operator: str) -> OperatorClass:
+    if operator in MATMUL:
+        return OperatorClass.MATMUL
+    if operator in CONV:
+        return OperatorClass.CONV
+    return OperatorClass.COPY if operator in COPY else OperatorClass.ELEMENTWISE
+
+
+def demand_of(profile: ModelProfile) -> Demand:
+    """`profile.costs` by class. Weights belong to matrix products and convolutions, in proportion to their bytes."""
+    flops = dict.fromkeys(OperatorClass, 0.0)
+    moved = dict.fromkeys(OperatorClass, 0.0)
+    for cost in profile.costs:
+        kind = class_of(cost.operator)
+        flops[kind] += cost.flops
+        moved[kind] += cost.bytes
+    heavy = moved[OperatorClass.MATMUL] + moved[OperatorClass.CONV]
+    share = min(1.0, profile.weight_bytes / heavy) if heavy > 0 else 0.0
+    rows = [
+        Row(kind, flops[kind], moved[kind] - weights, weights)
+        for kind in OperatorClass
+        if flops[kind] > 0 or moved[kind] > 0
+        for weights in (share * moved[kind] if kind in (OperatorClass.MATMUL, OperatorClass.CONV) else 0.0,)
+    ]
+    return Demand(tuple(rows), sum(cost.nodes for cost in profile.costs))
+
+
+def work_of(profile: ModelProfile) -> Work:
+    """What an assignment carries of its model's profile."""
+    flops = dict.fromkeys(OperatorClass, 0.0)
+    for cost in profile.costs:
+        flops[class_of(cost.operator)] += cost.flops
+    return Work(
+        conv_flops=flops[OperatorClass.CONV],
+        matmul_flops=flops[OperatorClass.MATMUL],
+        other_flops=flops[OperatorClass.COPY] + flops[OperatorClass.ELEMENTWISE],
+        bytes=profile.bytes_moved,
+        nodes=sum(cost.nodes for cost in profile.costs),
+        shapes=tuple(sorted((name, tuple(shape)) for name, shape in profile.reference_shapes.items())),
+    )
