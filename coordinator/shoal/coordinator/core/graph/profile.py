@@ -1,0 +1,132 @@
+"""From a model's bytes to its profile."""
+
+from collections import Counter
+from typing import Final
+
+from onnx import GraphProto, ModelProto, ValueInfoProto
+
+from shoal.coordinator.core.graph.check import check, every_graph, parse
+from shoal.coordinator.core.graph.infer import attributes_of
+from shoal.coordinator.core.graph.reference import SCHEMES, axes_of, reference_inputs
+from shoal.coordinator.core.graph.rules import RULES, Rules
+from shoal.coordinator.core.graph.values import OIP, PRECISION, Value, constant_of
+from shoal.coordinator.core.graph.walk import Ran, World, function_key, run_graph
+from shoal.types.codes import Code, Refusal
+from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
+from shoal.types.units import Bytes, show_bytes
+
+METADATA_VALUE: Final = 4096
+METADATA_ENTRIES: Final = 64
+"""Metadata beyond these (a vocabulary, a licence text) stays in the model and is left out of its profile."""
+
+
+def profile_of(content: bytes, digest: str, rules: Rules = RULES) -> ModelProfile | Refusal:
+    """What the model of these bytes asks of a device, or why it is refused.
+
+    content: the whole file. digest: `sha256:<hex>` of it, as the caller verified it; it is copied, and decides whether
+    `rules` trusts the model's custom operators. Nothing in the model is executed and no file it names is opened.
+    """
+    model = parse(content, rules)
+    if isinstance(model, Refusal):
+        return model
+    return check(model, digest, rules) or _profile(model, digest, len(content), rules)
+
+
+def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelProfile | Refusal:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    given = [info for info in model.graph.input if info.name not in constants]
+    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    world = World(opsets, {function_key(function): function for function in model.functions})
+    inputs, ran = _first_that_fits(model.graph, given, world)
+    if ran.peak_bytes > rules.max_activation_bytes:
+        return Refusal(
+            Code.MODEL_INVALID,
+            f"one run at {_shapes(inputs)} holds {show_bytes(ran.peak_bytes)} of tensors at once",
+            f"at most {show_bytes(rules.max_activation_bytes)}",
+            "a constant in the graph asks for a tensor of absurd size: export the model again, or raise the limit",
+        )
+    weights = _weights(model)
+    return ModelProfile(
+        digest=digest,
+        size_bytes=Bytes(size),
+        ir_version=model.ir_version,
+        opset=opsets.get("", 0),
+        domains=_domains(model, opsets),
+        producer=" ".join(part for part in (model.producer_name, model.producer_version) if part),
+        precision=_precision(weights, given),
+        inputs=tuple(_spec(info) for info in given),
+        outputs=tuple(_spec(info) for info in model.graph.output),
+        reference_shapes={name: value.shape for name, value in inputs.items() if value.shape is not None},
+        costs=tuple(
+            OperatorCost(name, cost.nodes, cost.flops, cost.bytes) for name, cost in sorted(ran.tally.costs.items())
+        ),
+        weight_bytes=Bytes(sum(weights.values())),
+        activation_bytes=Bytes(ran.peak_bytes),
+        confident=ran.tally.unknown == 0,
+        metadata=_metadata(model),
+    )
+
+
+def _first_that_fits(graph: GraphProto, given: list[ValueInfoProto], world: World) -> tuple[dict[str, Value], Ran]:
+    """The first scheme of input sizes under which every shape follows; else the one that leaves the fewest open."""
+    best: tuple[dict[str, Value], Ran] | None = None
+    tried: list[dict[str, Value]] = []
+    for scheme in SCHEMES:
+        inputs = reference_inputs(given, scheme)
+        if inputs in tried:
+            continue
+        tried.append(inputs)
+        ran = run_graph(graph, inputs, world)
+        if best is None or ran.tally.unknown < best[1].tally.unknown:
+            best = inputs, ran
+        if ran.tally.unknown == 0:
+            break
+    assert best is not None
+    return best
+
+
+def _shapes(inputs: dict[str, Value]) -> str:
+    return ", ".join(f"{name} {list(value.shape or ())}" for name, value in list(inputs.items())[:4]) or "no inputs"
+
+
+def _spec(info: ValueInfoProto) -> TensorSpec:
+    return TensorSpec(info.name, OIP[info.type.tensor_type.elem_type], axes_of(info))
+
+
+def _domains(model: ModelProto, opsets: dict[str, int]) -> dict[str, int]:
+    used = {node.domain for graph in every_graph(model) for node in graph.node}
+    names = {"" if domain == "ai.onnx" else domain for domain in used}
+    return {domain or "ai.onnx": opsets.get(domain, 1) for domain in sorted(names)}
+
+
+def _weights(model: ModelProto) -> Counter[int]:
+    """Bytes of constants by element type: initializers and Constant nodes of every graph and function."""
+    found: Counter[int] = Counter()
+    for graph in every_graph(model):
+        if isinstance(graph, GraphProto):
+            for tensor in graph.initializer:
+                found[tensor.data_type] += Value(tensor.data_type, tuple(tensor.dims)).nbytes or 0
+            for sparse in graph.sparse_initializer:
+                found[sparse.values.data_type] += Value(sparse.values.data_type, tuple(sparse.dims)).nbytes or 0
+        for node in graph.node:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                value = constant_of(attributes_of(node))
+                found[value.dtype] += value.nbytes or 0
+    return found
+
+
+def _precision(weights: Counter[int], given: list[ValueInfoProto]) -> str:
+    """The element type of most weight bytes; without weights that of the first numeric input; else fp32."""
+    by_name: Counter[str] = Counter()
+    for dtype, size in weights.items():
+        if dtype in PRECISION:
+            by_name[PRECISION[dtype]] += size
+    if by_name.total():
+        return min(by_name, key=lambda name: (-by_name[name], name))
+    return next((PRECISION[t] for t in (i.type.tensor_type.elem_type for i in given) if t in PRECISION), "fp32")
+
+
+def _metadata(model: ModelProto) -> dict[str, str]:
+    short = ((entry.key, entry.value) for entry in model.metadata_props)
+    fitting = [(k, v) for k, v in short if len(k) <= METADATA_VALUE and len(v) <= METADATA_VALUE and "\0" not in k + v]
+    return dict(fitting[:METADATA_ENTRIES])

@@ -1,0 +1,106 @@
+"""Lengths for the axes that a model leaves open, so that its cost can be stated at one definite size.
+
+An axis keeps the length the model gives it. Axes of one symbol have one length. For the others, in this order:
+
+1. a symbol that says what it is: `batch` 1; `seq`, `len`, `time`, `frame`, `token`, `past`: the sequence length;
+2. the first axis is the batch: 1. So is the second of three where the first is fixed above 1 and the last is fixed:
+   a recurrent state [layers, batch, hidden];
+3. four axes are an image, channels first unless only the last axis is fixed at 1, 3 or 4: 3 channels, then height and
+   width; a width beside a fixed height of at most 64 is 320 (a line of text). Five axes: a depth of 16 before them;
+4. three axes: a sequence. Two axes: samples of a signal for floating point, a sequence (of tokens) for integers;
+5. anything else: 1.
+
+Networks differ in the sizes they accept (a text recogniser may need a height of 48 and not say so), so there are several
+schemes; the first under which every shape of the graph can be worked out is taken.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from onnx import TensorProto, ValueInfoProto
+
+from shoal.coordinator.core.graph.values import UNKNOWN, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """Lengths for open axes: pixels, tokens or frames, samples of a signal."""
+
+    height: int
+    width: int
+    sequence: int
+    samples: int
+
+
+SCHEMES: Final = (
+    Scheme(224, 224, 128, 512),
+    Scheme(48, 320, 128, 576),
+    Scheme(32, 320, 64, 16000),
+    Scheme(640, 640, 1, 1024),
+)
+_LINE_HEIGHT: Final = 64
+_LINE_WIDTH: Final = 320
+_DEPTH: Final = 16
+_CHANNELS: Final = (1, 3, 4)
+_FLOATING: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_IN_TIME: Final = ("seq", "len", "time", "frame", "token", "past")
+
+
+def reference_inputs(inputs: Iterable[ValueInfoProto], scheme: Scheme) -> dict[str, Value]:
+    """Each input's value at this scheme; without a shape where the model does not even fix the number of axes."""
+    symbols: dict[str, int] = {}
+    found: dict[str, Value] = {}
+    for given in inputs:
+        tensor = given.type.tensor_type
+        if given.type.WhichOneof("value") != "tensor_type":
+            found[given.name] = UNKNOWN
+        elif not tensor.HasField("shape"):
+            found[given.name] = Value(tensor.elem_type)
+        else:
+            fixed = axes_of(given)
+            shape = []
+            for axis, dim in enumerate(tensor.shape.dim):
+                length = fixed[axis]
+                if length < 0:
+                    length = _open(axis, dim.dim_param, fixed, tensor.elem_type, scheme)
+                    if dim.dim_param:
+                        length = symbols.setdefault(dim.dim_param, length)
+                shape.append(length)
+            found[given.name] = Value(tensor.elem_type, tuple(shape))
+    return found
+
+
+def axes_of(given: ValueInfoProto) -> tuple[int, ...]:
+    """The declared lengths, -1 where an axis is open (unset, symbolic, or written as a negative number)."""
+    dims = given.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else -1 for dim in dims)
+
+
+def _open(axis: int, symbol: str, fixed: tuple[int, ...], dtype: int, scheme: Scheme) -> int:
+    name, rank = symbol.lower(), len(fixed)
+    if "batch" in name:
+        return 1
+    if any(part in name for part in _IN_TIME):
+        return scheme.sequence
+    if axis == 0 or (rank == 3 and axis == 1 and fixed[0] > 1 and fixed[2] > 0):
+        return 1
+    match rank:
+        case 2:
+            return scheme.samples if dtype in _FLOATING else scheme.sequence
+        case 3:
+            return scheme.sequence
+        case 4 | 5:
+            return _pixels(axis, fixed, scheme)
+    return 1
+
+
+def _pixels(axis: int, fixed: tuple[int, ...], scheme: Scheme) -> int:
+    rank = len(fixed)
+    channel = rank - 1 if fixed[-1] in _CHANNELS and fixed[1] not in _CHANNELS else 1
+    width = rank - 2 if channel == rank - 1 else rank - 1
+    if axis == channel:
+        return 3
+    if axis == width:
+        return _LINE_WIDTH if 0 < fixed[width - 1] <= _LINE_HEIGHT else scheme.width
+    return scheme.height if axis == width - 1 else _DEPTH
