@@ -1,0 +1,252 @@
+"""Starts, asks and stops the keeper of a local federation: what `shoal dev` and `shoal demo` call."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.client import Context, Contexts, Region
+from shoal.devstack import layout
+from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
+from shoal.devstack.layout import Member, Stack
+from shoal.devstack.scale import Rate, time_scale
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire.enrol import redeem, write_private
+
+Say = Callable[[str], None]
+CONTEXT: Final = "dev"
+NODES_READY_WITHIN_S: Final = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A running stack: its operator's context, a tenant's context, and a bearer token for the same tenant."""
+
+    stack: Stack
+    folder: Path
+    operator: Context
+    client: Context
+    bearer: Path
+
+
+class Control:
+    """One stack, by its folder."""
+
+    def __init__(self, folder: Path | None = None, contexts: Contexts | None = None) -> None:
+        self.folder = folder or layout.default_folder()
+        self._contexts = contexts or Contexts()
+
+    def up(self, agents: int, say: Say, *, region: str = layout.REGION) -> Up:
+        """Starts what is not running; everything enrolled, ready and measured when it returns.
+
+        Raises ShoalError with the code of the part that failed."""
+        if self.running():
+            stack = layout.load(self.folder)
+            say(f"already up in {self.folder}")
+            return self._describe(stack)
+        stack = self._stack(region, agents)
+        layout.save(self.folder, stack)
+        self._spawn_keeper()
+        say(f"coordinator of region {stack.region}")
+        self.ask({"op": "start", "name": stack.coordinator.name})
+        operator = Context(
+            CONTEXT,
+            stack.region,
+            stack.coordinator.addresses["link"],
+            str(self.folder / stack.coordinator.name / "operator"),
+            gateway_rest=stack.gateways[0].addresses["rest"],
+            gateway_grpc=stack.gateways[0].addresses["grpc"],
+        )
+        with Region(operator) as api:
+            for member in (*stack.gateways, *stack.agents):
+                say(f"{member.role} {member.name}" + (f", emulated: {member.emulate}" if member.emulate else ""))
+                self._enrol(api, stack, member)
+                self.ask({"op": "start", "name": member.name})
+            self._wait_measured(api, stack)
+            stack = self._scaled(api, stack, say)
+            self._client_files(api, stack)
+        self._contexts.save(operator)
+        return self._describe(stack)
+
+    def running(self) -> bool:
+        try:
+            self.ask({"op": "status"})
+        except ShoalError:
+            return False
+        return True
+
+    def status(self) -> list[dict[str, Any]]:
+        """A row a process. Raises ShoalError(NOT_FOUND) when nothing runs here."""
+        return list(self.ask({"op": "status"}))
+
+    def hurt(self, name: str, verb: str) -> list[int]:
+        """The processes that were signalled."""
+        return list(self.ask({"op": "break", "name": name, "verb": verb}))
+
+    def down(self) -> None:
+        """Everything stopped when it returns; no error when nothing ran."""
+        try:
+            self.ask({"op": "down"})
+        except ShoalError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+        self._contexts.remove(CONTEXT)
+        limit = 3 * STOP_WITHIN_S + 5
+        _wait(lambda: not (self.folder / SOCKET).exists(), limit, "the local federation to stop")
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """One request to the keeper. Raises ShoalError(NOT_FOUND) when none listens."""
+        path = self.folder / SOCKET
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(READY_WITHIN_S + 10)
+                connection.connect(_short(path))
+                connection.sendall(json.dumps(request).encode() + b"\n")
+                with connection.makefile() as lines:
+                    reply = json.loads(lines.readline())
+        except (OSError, ValueError) as cause:
+            raise refuse(
+                Code.NOT_FOUND, f"no local federation runs in {self.folder}", "one that runs", "shoal dev up"
+            ) from cause
+        if "refusal" in reply:
+            code, *rest = reply["refusal"]
+            raise ShoalError(Refusal(Code(code), *rest))
+        return reply["ok"]
+
+    # the steps of `up`
+
+    def _stack(self, region: str, agents: int) -> Stack:
+        try:
+            before = layout.load(self.folder)
+        except ShoalError:
+            return layout.compose(region, agents, _free_ports(layout.needed_ports(agents)))
+        # Started again: the same region, ports and identities, so that what was applied is there again.
+        if len(before.agents) != agents or before.region != region:
+            raise refuse(
+                Code.CONFLICT,
+                f"{self.folder} holds region {before.region} with {len(before.agents)} agents",
+                f"region {region} with {agents}",
+                "use another --data-dir, or shoal dev down --purge",
+            )
+        return before
+
+    def _spawn_keeper(self) -> None:
+        log = self.folder / "keeper.log"
+        with log.open("ab") as file:
+            subprocess.Popen(
+                [sys.executable, "-m", "shoal.devstack.keeper", str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        try:
+            _wait(self.running, 15.0, "the keeper to listen")
+        except ShoalError as cause:
+            raise refuse(Code.INTERNAL, last_line(log), "a keeper that starts", f"read {log}") from cause
+
+    def _enrol(self, api: Region, stack: Stack, member: Member) -> None:
+        state = self.folder / member.name
+        if (state / "identity" / "cert.pem").exists():
+            return
+        token = api.create_token(member.role, member.name, 300.0).token
+        command = [*program_path("shoal-agent"), "join", "--coordinator", stack.coordinator.addresses["enrol"]]
+        # The token goes in by the environment: arguments are for every user to read.
+        done = subprocess.run(
+            [*command, "--name", member.name, "--state-dir", str(state)],
+            env={**os.environ, "SHOAL_TOKEN": token},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        if done.returncode != 0:
+            raise refuse(Code.INTERNAL, done.stderr.strip()[-400:], f"{member.name} to join", "shoal dev status")
+
+    def _wait_measured(self, api: Region, stack: Stack) -> None:
+        wanted = {member.name for member in stack.agents}
+
+        def measured() -> bool:
+            ready = {node.node.name for node in api.get("nodes").nodes if node.liveness == "ready" and node.front_ready}
+            devices = api.get("devices").devices
+            return wanted <= ready and wanted <= {one.node for one in devices if one.receipt.node}
+
+        _wait(measured, NODES_READY_WITHIN_S, "every node to be ready and measured")
+
+    def _scaled(self, api: Region, stack: Stack, say: Say) -> Stack:
+        rates = [
+            Rate(max(device.receipt.rates.conv_flops.values(), default=0.0), device.device.emulated)
+            for device in api.get("devices").devices
+        ]
+        scale = time_scale(rates, os.cpu_count() or 1)
+        if scale == stack.time_scale:
+            return stack
+        say(
+            f"time scale {scale:g}: emulated devices answer {scale:g} times slower than the real ones, so that this machine can meet them"
+        )
+        stack = replace(stack, time_scale=scale)
+        layout.save(self.folder, stack)
+        epochs = {node.node.name: node.epoch for node in api.get("nodes").nodes}
+        emulated = {member.name for member in stack.agents if member.emulate}
+        for name in sorted(emulated):
+            self.ask({"op": "restart", "name": name})
+
+        def back() -> bool:
+            nodes = api.get("nodes").nodes
+            again = {
+                n.node.name for n in nodes if n.epoch > epochs[n.node.name] and n.liveness == "ready" and n.front_ready
+            }
+            return emulated <= again
+
+        _wait(back, NODES_READY_WITHIN_S, "the emulated nodes to be back with their scale")
+        self._wait_measured(api, stack)
+        return stack
+
+    def _client_files(self, api: Region, stack: Stack) -> None:
+        folder = self.folder / "client"
+        if not (folder / "cert.pem").exists():
+            token = api.create_token("tenant", layout.TENANT, 300.0).token
+            redeem(stack.coordinator.addresses["enrol"], token, layout.TENANT).write(folder)
+        if not (folder / "bearer").exists():
+            bearer = api.create_token("bearer", layout.TENANT, 30 * 86400.0).token
+            write_private(folder / "bearer", bearer.encode())
+
+    def _describe(self, stack: Stack) -> Up:
+        operator = self._contexts.get(CONTEXT)
+        client = replace(operator, name="client", folder=str(self.folder / "client"), tenant=layout.TENANT)
+        return Up(stack, self.folder, operator, client, self.folder / "client" / "bearer")
+
+
+def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
+    sockets = [socket.socket() for _ in names]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _short(path: Path) -> str:
+    # A Unix socket's path has 108 bytes; a folder deep in a home may need the way through its descriptor.
+    if len(str(path)) < 100:
+        return str(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    return f"/proc/self/fd/{descriptor}/{path.name}"
+
+
+def _wait(condition: Callable[[], bool], limit_s: float, what: str) -> None:
+    end = time.monotonic() + limit_s  # noqa: TID251 - a command's own deadline
+    while not condition():
+        if time.monotonic() > end:  # noqa: TID251
+            raise refuse(
+                Code.DEADLINE_EXCEEDED, f"not within {limit_s:g}s", what, "shoal dev status; read the logs it names"
+            )
+        time.sleep(0.1)  # noqa: TID251

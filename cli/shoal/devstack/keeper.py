@@ -1,0 +1,330 @@
+"""The process that keeps a local federation running: `python -m shoal.devstack.keeper FOLDER`.
+
+Starts the other programs, restarts a dead one after 0.5 s as an init would, hurts them on request (`shoal dev break`),
+and answers on a Unix socket in the stack's folder with one JSON object a line. Imports none of the programs.
+
+A bare name is a machine: `kill` takes all of its processes at once and leaves them dead until `resume` (power back).
+`NAME/supervisor`, `/front`, `/worker` is one kind of process: whoever is in charge brings it back.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from shoal.devstack import layout
+from shoal.devstack.layout import Member, Stack
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+
+RESTART_AFTER_S: Final = 0.5
+STOP_WITHIN_S: Final = 10.0
+READY_WITHIN_S: Final = 60.0
+SOCKET: Final = "keeper.sock"
+VERBS: Final = {
+    "kill": "SIGKILL; a bare name stays down until resume",
+    "pause": "SIGSTOP",
+    "resume": "SIGCONT, and start what was killed",
+}
+NOT_YET: Final = ("cut", "heal", "slow", "fill")
+
+
+@dataclass
+class Program:
+    """One supervised process. held: killed on purpose, not to be restarted."""
+
+    member: Member
+    process: asyncio.subprocess.Process | None = None
+    ready: dict[str, Any] = field(default_factory=dict)
+    ready_event: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    held: bool = False
+    starts: int = 0
+
+
+class Keeper:
+    """See the module. `run` returns when asked to stop."""
+
+    def __init__(self, folder: Path, stack: Stack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._programs = {member.name: Program(member) for member in stack.members}
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        (self._folder / "logs").mkdir(exist_ok=True)
+        path = self._folder / SOCKET
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._serve, path)
+        path.chmod(0o600)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        async with server:
+            await self._stopping.wait()
+        await self._stop_all()
+        path.unlink(missing_ok=True)
+
+    # one request a line
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                try:
+                    reply = {"ok": await self._answer(json.loads(line))}
+                except ShoalError as error:
+                    reply = {
+                        "refusal": [error.refusal.code, error.refusal.found, error.refusal.asked, error.refusal.remedy]
+                    }
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    async def _answer(self, request: dict[str, Any]) -> Any:
+        match request["op"]:
+            case "start":
+                return await self._start(request["name"])
+            case "restart":
+                await self._stop(self._program(request["name"]))
+                return await self._start(request["name"])
+            case "status":
+                return self._status()
+            case "break":
+                return await self._break(request["name"], request["verb"])
+            case "down":
+                self._stopping.set()
+                return None
+            case other:
+                raise refuse(
+                    Code.UNIMPLEMENTED, f"operation {other!r}", "start, restart, status, break, down", "update shoal"
+                )
+
+    def _program(self, name: str) -> Program:
+        if name not in self._programs:
+            raise refuse(Code.NOT_FOUND, f"no part called {name!r}", ", ".join(self._programs), "shoal dev status")
+        return self._programs[name]
+
+    # starting and restarting
+
+    async def _start(self, name: str) -> dict[str, Any]:
+        """Starts it when it is not running; its ready line when it said that it listens."""
+        program = self._program(name)
+        program.held = False
+        if program.task is None or program.task.done():
+            program.ready_event.clear()
+            program.task = asyncio.create_task(self._keep(program), name=f"keep-{name}")
+        waited = asyncio.create_task(program.ready_event.wait())
+        await asyncio.wait({waited, program.task}, timeout=READY_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        waited.cancel()
+        if not program.ready_event.is_set():
+            log = self._folder / "logs" / f"{name}.log"
+            raise ShoalError(
+                Refusal(Code.INTERNAL, f"{name} did not start: {last_line(log)}", "a ready line", f"read {log}")
+            )
+        return program.ready
+
+    async def _keep(self, program: Program) -> None:
+        name = program.member.name
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
+        while not (program.held or self._stopping.is_set()):
+            with (self._folder / "logs" / f"{name}.log").open("ab") as log:
+                # A session of its own: a terminal's ^C reaches the command that waits, not the federation.
+                program.process = await asyncio.create_subprocess_exec(
+                    *self.command(program.member),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+            program.starts += 1
+            assert program.process.stdout is not None
+            async for line in program.process.stdout:
+                with contextlib.suppress(ValueError):
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        program.ready = found
+                        program.ready_event.set()
+            await program.process.wait()
+            if not (program.held or self._stopping.is_set()):
+                await asyncio.sleep(RESTART_AFTER_S)
+
+    def command(self, member: Member) -> list[str]:
+        """The program's command line, as a user would type it."""
+        addresses = member.addresses
+        state = str(self._folder / member.name)
+        if member.role == "coordinator":
+            return [
+                *program_path("shoal-coordinator"), "run", "--role", "region", "--region", self._stack.region,
+                "--data-dir", state, "--link", addresses["link"], "--enrol", addresses["enrol"],
+                "--metrics", addresses["metrics"],
+            ]  # fmt: skip
+        command = [
+            *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
+            "--state-dir", state, "--coordinator", self._stack.coordinator.addresses["link"],
+            "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
+            "--metrics", addresses["metrics"],
+        ]  # fmt: skip
+        for key, value in member.labels.items():
+            command += ["--label", f"{key}={value}"]
+        if member.emulate:
+            scale = layout.load(self._folder).time_scale
+            command += ["--no-cpu", "--emulate", member.emulate, "--time-scale", f"{scale:g}"]
+        return command
+
+    # hurting and ending
+
+    async def _break(self, target: str, verb: str) -> list[int]:
+        if verb in NOT_YET:
+            raise refuse(
+                Code.NOT_SUPPORTED_YET, f"{verb} {target}", ", ".join(VERBS), "this verb comes with the links' release"
+            )
+        if verb not in VERBS:
+            raise refuse(Code.FIELD_INVALID, f"verb {verb!r}", ", ".join(VERBS), "shoal dev break --help")
+        name, _, part = target.partition("/")
+        program = self._program(name)
+        found = [process for process in self.processes(program) if part in ("", process["role"])]
+        if verb == "resume":
+            pids = _signal_all(found, signal.SIGCONT)
+            if program.held:
+                await self._start(name)
+            return pids
+        if not found:
+            raise refuse(
+                Code.NOT_FOUND, f"{target} has no running process", "supervisor, front or worker", "shoal dev status"
+            )
+        if verb == "kill" and not part:
+            program.held = True
+        return _signal_all(found, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
+
+    async def _stop(self, program: Program) -> None:
+        """SIGTERM, a bounded wait, then SIGKILL for whatever is left of this machine."""
+        program.held = True
+        left = self.processes(program)
+        if program.process is not None and program.process.returncode is None:
+            _signal_all(left, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                program.process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(program.process.wait(), STOP_WITHIN_S)
+        _signal_all(left, signal.SIGKILL)
+        _signal_all(self.processes(program), signal.SIGKILL)
+        if program.task is not None:
+            await program.task
+
+    async def _stop_all(self) -> None:
+        # Agents first, so that none reports its siblings' end as a loss.
+        order = {"agent": 0, "gateway": 1, "coordinator": 2}
+        for rank in sorted(set(order.values())):
+            await asyncio.gather(
+                *(self._stop(one) for one in self._programs.values() if order[one.member.role] == rank)
+            )
+
+    # looking
+
+    def processes(self, program: Program) -> list[dict[str, Any]]:
+        """All processes of one machine: the supervised one, its descendants, and those its records name."""
+        found: dict[int, dict[str, Any]] = {}
+        main_role = "coordinator" if program.member.role == "coordinator" else "supervisor"
+        process = program.process
+        if process is not None and process.returncode is None:
+            found[process.pid] = {"pid": process.pid, "role": main_role}
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    found[child.pid] = {"pid": child.pid, "role": "worker"}
+        for record in sorted((self._folder / program.member.name / "run").glob("*.json")):
+            role = "front" if record.name.startswith("front") else "worker"
+            with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
+                pid = int(json.loads(record.read_text())["pid"])
+                if str(self._folder / program.member.name) in " ".join(psutil.Process(pid).cmdline()) or pid in found:
+                    found[pid] = {"pid": pid, "role": role}
+        return list(found.values())
+
+    def _status(self) -> list[dict[str, Any]]:
+        rows = []
+        for program in self._programs.values():
+            member = program.member
+            common = {
+                "name": member.name,
+                "region": self._stack.region,
+                "member": member.role,
+                "emulated": bool(member.emulate),
+                "profile": member.emulate,
+                "data_dir": str(self._folder / member.name),
+                "log": str(self._folder / "logs" / f"{member.name}.log"),
+            }
+            running = self.processes(program)
+            for process in running:
+                main = process["role"] in ("supervisor", "coordinator")
+                rows.append(
+                    {
+                        **common,
+                        **process,
+                        "state": _state(process["pid"]),
+                        "ports": dict(member.addresses) if main else {},
+                        "starts": program.starts if main else 1,
+                    }
+                )
+            if not running:
+                state = "killed" if program.held else "stopped"
+                rows.append(
+                    {
+                        **common,
+                        "pid": 0,
+                        "role": "-",
+                        "state": state,
+                        "ports": dict(member.addresses),
+                        "starts": program.starts,
+                    }
+                )
+        return rows
+
+
+def program_path(name: str) -> list[str]:
+    """The installed program beside this interpreter, else on PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise refuse(Code.NOT_FOUND, f"{name} is not installed", "all of Shoal", "pip install 'shoal[local]'")
+    return [found]
+
+
+def last_line(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = path.read_text(errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1][:400]
+    return "it said nothing"
+
+
+def _signal_all(processes: list[dict[str, Any]], number: signal.Signals) -> list[int]:
+    hit = []
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process["pid"], number)
+            hit.append(process["pid"])
+    return hit
+
+
+def _state(pid: int) -> str:
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return "gone"
+    return {psutil.STATUS_STOPPED: "paused", psutil.STATUS_ZOMBIE: "gone"}.get(status, "running")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    asyncio.run(Keeper(folder, layout.load(folder)).run())
+
+
+if __name__ == "__main__":
+    main()
