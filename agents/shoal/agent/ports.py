@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shoal.types.assignment import Assignment, Credential, DesiredSet, Ingress, Measured, Served
-from shoal.types.codes import Refusal
+from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
-from shoal.types.link import FromAgent, Hello, ToAgent, Welcome
+from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.route import Route
@@ -62,7 +62,8 @@ class Pace:
     """An emulated device's behaviour.
 
     One inference of Work w takes launch_s + w.nodes * node_s + max(w.conv_flops / conv rate + (w.matmul_flops +
-    w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time; answers wait time_scale times that.
+    w.other_flops) / matmul rate, w.bytes / elementwise_bytes) seconds of device time; its answer waits `time_scale`
+    times that.
     """
 
     profile: str
@@ -84,9 +85,17 @@ class Session(Protocol):
     async def close(self) -> None: ...
 
 
+class LinkRefused(ShoalError):
+    """The coordinator answered a hello with a refusal. fatal: as in Refused."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.refusal)
+        self.refused = refused
+
+
 class Link(Protocol):
     async def connect(self, hello: Hello) -> Session:
-        """Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_* | TWIN_REFUSED | ...)."""
+        """Raises LinkRefused, ShoalError(COORDINATOR_UNREACHABLE | CERT_* | ...)."""
         ...
 
 

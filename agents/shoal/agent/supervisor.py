@@ -23,6 +23,7 @@ from shoal.agent.ports import (
     FrontStats,
     Journal,
     Link,
+    LinkRefused,
     LocalWorker,
     Log,
     Session,
@@ -56,7 +57,7 @@ class Settings:
     limits: machine.Limits = field(default_factory=machine.Limits)
     heartbeat_s: float = 1.0
     full_every: int = 30
-    fatal_retry_s: float = 300.0
+    fatal_retry_s: float = 30.0
     """A session refused for good is tried again this seldom: an operator may have settled it meanwhile."""
     stats_s: float = 0.5
     drain_poll_s: float = 0.1
@@ -535,6 +536,8 @@ class Supervisor:
             called_at = self._clock.now()
             try:
                 session = await self._link.connect(hello)
+            except LinkRefused as error:
+                ended = error.refused
             except ShoalError as error:
                 ended = Refused(error.refusal, fatal=False)
             else:
@@ -571,7 +574,7 @@ class Supervisor:
                     return message
                 await self._take_from_coordinator(link, message)
         except ShoalError as error:
-            return Refused(error.refusal, fatal=error.code is Code.TWIN_REFUSED)
+            return Refused(error.refusal, fatal=False)
         finally:
             self._open = None
             await session.close()

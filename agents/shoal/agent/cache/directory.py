@@ -1,0 +1,202 @@
+"""The Cache port on a directory: model bytes by digest, fetched resumably, checked while they are written.
+
+`HEX` is a whole model, `HEX.part` one on its way, `HEX.corrupt` one that turned out wrong (kept until space is needed).
+A whole model came into its name by a rename after its SHA-256 matched and its bytes were flushed.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+from shoal.agent.ports import Log
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.units import Bytes, show_bytes
+
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_FILE: Final = re.compile(r"([0-9a-f]{64})(\.part|\.corrupt)?")
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_READ_BYTES: Final = 2**20
+
+
+class Fetch(Protocol):
+    """Where bytes come from."""
+
+    def __call__(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """The model's bytes from `offset` on. Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | ...)."""
+        ...
+
+
+class DirectoryCache:
+    """One owner at a time; disk work runs in threads, so that a slow disk does not hold up the link."""
+
+    def __init__(
+        self, folder: Path, fetch: Fetch, log: Log, *, quota: Bytes, low_water: Bytes = Bytes(64 * 2**20)
+    ) -> None:
+        """quota: for all bytes here. low_water: what a fetch leaves free on the disk, for the rest of the machine."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+        self._fetch = fetch
+        self._log = log
+        self._quota = quota
+        self._low_water = low_water
+        self._pinned: frozenset[str] | None = None
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def ensure(self, digest: str, size: Bytes) -> str:
+        name = _name(digest)
+        async with self._locks[name]:
+            whole = self._folder / name
+            if await asyncio.to_thread(_holds, whole, size):
+                return str(whole)
+            await asyncio.to_thread(whole.unlink, missing_ok=True)
+            try:
+                await self._download(digest, whole, size)
+            except OSError as cause:
+                if cause.errno in _NO_SPACE:
+                    raise _full(f"{show_bytes(size)} for {digest:.19}") from cause
+                raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
+            return str(whole)
+
+    async def discard(self, digest: str) -> None:
+        whole = self._folder / _name(digest)
+        if await asyncio.to_thread(whole.exists):
+            await asyncio.to_thread(whole.replace, whole.with_name(f"{whole.name}.corrupt"))
+            self._log("model_set_aside", error=True, code=Code.MODEL_DIGEST, digest=digest)
+
+    async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
+        self._pinned = frozenset(_name(digest) for digest in pinned)
+        return await asyncio.to_thread(self._evict, 0)
+
+    async def _download(self, digest: str, whole: Path, size: Bytes) -> None:
+        part = whole.with_name(f"{whole.name}.part")
+        have, sha = await asyncio.to_thread(_resume, part, size)
+        await asyncio.to_thread(self._make_room, size - have, digest)
+        file = await asyncio.to_thread(part.open, "ab")
+        try:
+            if have < size:
+                async with aclosing(self._fetch(digest, have)) as chunks:
+                    async for chunk in chunks:
+                        have += len(chunk)
+                        if have > size:
+                            break
+                        await asyncio.to_thread(_append, file, sha, chunk)
+            await asyncio.to_thread(_flush, file)
+        finally:
+            await asyncio.to_thread(file.close)
+        if have < size:
+            raise refuse(
+                Code.FETCH_FAILED, f"{have} of {size} bytes came", "the whole model", "it is resumed by itself"
+            )
+        if have > size or f"sha256:{sha.hexdigest()}" != digest:
+            await asyncio.to_thread(part.unlink)
+            raise refuse(Code.MODEL_DIGEST, "other bytes than the digest says", digest, "push the model again")
+        await asyncio.to_thread(_publish, part, whole)
+        self._log("model_fetched", digest=digest, bytes=size)
+
+    def _make_room(self, needed: int, digest: str) -> None:
+        """Raises DISK_FULL where evicting what may go is not enough."""
+        self._evict(needed)
+        total = sum(size for _, size, _ in self._files())
+        if total + needed > self._quota:
+            raise _full(f"{show_bytes(needed)} more in a cache of {show_bytes(self._quota)} for {digest:.19}")
+        free = shutil.disk_usage(self._folder).free
+        if needed + self._low_water > free:
+            raise _full(f"{show_bytes(needed)} with {show_bytes(free)} free for {digest:.19}")
+
+    def _evict(self, needed: int) -> tuple[str, ...]:
+        """Until `needed` more bytes fit quota and disk, least recently used first. Before the first `collect` it is not
+        known what is pinned, so nothing goes."""
+        if self._pinned is None:
+            return ()
+        files = sorted(self._files())
+        over = max(
+            sum(size for _, size, _ in files) + needed - self._quota,
+            needed + self._low_water - shutil.disk_usage(self._folder).free,
+        )
+        gone: list[str] = []
+        for _, size, path in files:
+            if over <= 0:
+                break
+            if path.name.removesuffix(".part") in self._pinned:
+                continue
+            path.unlink(missing_ok=True)
+            over -= size
+            gone.append(f"sha256:{path.stem}")
+        return tuple(gone)
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """(last used, bytes, path) of everything that is ours."""
+        found = []
+        for path in self._folder.iterdir():
+            if _FILE.fullmatch(path.name):
+                stat = path.stat()
+                found.append((stat.st_mtime, stat.st_size, path))
+        return found
+
+
+def _name(digest: str) -> str:
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise refuse(Code.MODEL_UNKNOWN, f"{digest!r:.80}", "sha256:HEX", "assign a model by its digest")
+    return match[1]
+
+
+def _holds(whole: Path, size: Bytes) -> bool:
+    """Whether all bytes are there; marks them used. The worker hashes the very bytes that it loads."""
+    try:
+        if whole.stat().st_size != size:
+            return False
+        os.utime(whole)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _resume(part: Path, size: Bytes) -> "tuple[int, hashlib._Hash]":
+    """Bytes that an earlier fetch left, and their hash so far."""
+    sha = hashlib.sha256()
+    have = 0
+    try:
+        with part.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                sha.update(chunk)
+                have += len(chunk)
+    except FileNotFoundError:
+        return 0, sha
+    if have > size:
+        part.unlink()
+        return 0, hashlib.sha256()
+    return have, sha
+
+
+def _append(file: BinaryIO, sha: "hashlib._Hash", chunk: bytes) -> None:
+    file.write(chunk)
+    sha.update(chunk)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _publish(part: Path, whole: Path) -> None:
+    part.replace(whole)
+    descriptor = os.open(whole.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _full(asked: str) -> ShoalError:
+    return refuse(
+        Code.DISK_FULL, "no room in the model cache", asked, "free space, raise --cache-quota, or unassign a model"
+    )

@@ -1,0 +1,125 @@
+"""The Journal port on a directory: the desired set and the receipts, with space kept free for the next desired set."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar, TypeVarTuple, Unpack
+
+from shoal.agent.journal.slots import Slots
+from shoal.agent.ports import Log
+from shoal.types.assignment import DesiredSet
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.receipt import SignedReceipt
+from shoal.v1 import link_pb2
+from shoal.wire import nouns
+from shoal.wire.limits import LINK_BYTES
+
+RESERVE_BYTES: Final = 2 * LINK_BYTES
+_LEAST_RESERVE: Final = 64 * 2**10
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FileJournal:
+    """`desired`, `receipts` and a reserve in one folder (0700)."""
+
+    def __init__(self, folder: Path, log: Log, *, reserve_bytes: int = RESERVE_BYTES) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._log = log
+        self._desired = Slots(folder, "desired", self._corrupt)
+        self._receipts = Slots(folder, "receipts", self._corrupt)
+        self._reserve = folder / "reserve"
+        self._reserve_bytes = reserve_bytes
+        self._lock = asyncio.Lock()
+        self._keep_reserve()
+
+    async def load(self) -> DesiredSet | None:
+        return await self._locked(self._load)
+
+    async def save(self, desired: DesiredSet) -> None:
+        await self._locked(self._save, nouns.encode(desired))
+
+    async def load_receipts(self) -> tuple[SignedReceipt, ...]:
+        return await self._locked(self._load_receipts)
+
+    async def save_receipts(self, receipts: tuple[SignedReceipt, ...]) -> None:
+        message = link_pb2.Receipts(receipts=[nouns.to_wire(each) for each in receipts])
+        await self._locked(self._save_receipts, message.SerializeToString())
+
+    async def _locked(self, work: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:
+        """In a thread: a slow disk must not hold up the link. One at a time: a save is not overtaken."""
+        async with self._lock:
+            return await asyncio.to_thread(work, *arguments)
+
+    def _load(self) -> DesiredSet | None:
+        content = self._desired.load()
+        return None if content is None else nouns.decode(DesiredSet, content)
+
+    def _save(self, content: bytes) -> None:
+        try:
+            self._desired.save(content)
+        except OSError as cause:
+            if cause.errno not in _NO_SPACE:
+                raise _failed(cause) from cause
+            self._save_in_reserve(content)
+        self._keep_reserve()
+
+    def _save_in_reserve(self, content: bytes) -> None:
+        """The disk is full: what must not be lost takes the space that was kept for it."""
+        self._log("disk_full", error=True, code=Code.DISK_FULL, remedy="free space in the agent's state directory")
+        self._reserve.unlink(missing_ok=True)
+        try:
+            self._desired.save(content)
+        except OSError as cause:
+            raise _failed(cause) from cause
+
+    def _load_receipts(self) -> tuple[SignedReceipt, ...]:
+        content = self._receipts.load()
+        if content is None:
+            return ()
+        message = link_pb2.Receipts.FromString(content)
+        return tuple(nouns.from_wire(SignedReceipt, each) for each in message.receipts)
+
+    def _save_receipts(self, content: bytes) -> None:
+        try:
+            self._receipts.save(content)
+        except OSError as cause:
+            raise _failed(cause) from cause
+
+    def _keep_reserve(self) -> None:
+        """As much as the disk gives: without it a save on a full disk is refused, and what runs goes on."""
+        size = self._reserve_bytes
+        while size >= _LEAST_RESERVE and not self._allocate(size):
+            size //= 2
+
+    def _allocate(self, size: int) -> bool:
+        try:
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self._reserve.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _corrupt(self, aside: Path) -> None:
+        self._log(
+            "state_corrupt",
+            error=True,
+            code=Code.STATE_CORRUPT,
+            found=f"{aside.name} does not verify and was set aside",
+            remedy="look at the disk; the coordinator sends the newest set again",
+        )
+
+
+def _failed(cause: OSError) -> ShoalError:
+    if cause.errno in _NO_SPACE:
+        return refuse(
+            Code.DISK_FULL, "no space for the agent's state", "room for one desired set", "free space on its disk"
+        )
+    return refuse(Code.STORE_UNAVAILABLE, f"{cause.strerror}", "a writable state directory", "look at the disk")

@@ -1,0 +1,129 @@
+"""The Link port over gRPC, and the models' bytes from the same coordinator."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import grpc
+
+from shoal.agent.link.credentials import Files, open_channel, why_unreachable
+from shoal.agent.ports import Clock, LinkRefused, Log
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
+from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, link_pb2, link_pb2_grpc
+from shoal.wire import nouns
+from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES
+from shoal.wire.status import refusal_of
+
+WELCOME_S: Final = 10.0
+_Call = grpc.aio.StreamStreamCall[link_pb2.FromAgent, link_pb2.ToAgent]
+
+
+class GrpcSession:
+    """One AgentLink.Session."""
+
+    def __init__(self, welcome: Welcome, call: _Call, channel: grpc.aio.Channel, log: Log) -> None:
+        self.welcome = welcome
+        self._call = call
+        self._channel = channel
+        self._log = log
+
+    async def send(self, message: FromAgent) -> None:
+        try:
+            await self._call.write(nouns.from_agent_to_wire(message))
+        except (grpc.RpcError, asyncio.InvalidStateError) as cause:
+            raise ShoalError(await _ending(self._call)) from cause
+
+    async def receive(self) -> ToAgent:
+        while True:
+            message = await _read(self._call)
+            try:
+                return nouns.to_agent_from_wire(message)
+            except ShoalError as error:
+                self._log("message_dropped", error=True, refusal=str(error))
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close(None)
+
+
+class GrpcLink:
+    """Connects to one coordinator; a new channel for each session, so that nothing of a dead one lingers."""
+
+    def __init__(self, files: Files, address: str, clock: Clock, log: Log) -> None:
+        self._files = files
+        self._address = address
+        self._clock = clock
+        self._log = log
+
+    async def connect(self, hello: Hello) -> GrpcSession:
+        channel = open_channel(self._files, self._address, LINK_BYTES)
+        try:
+            async with asyncio.timeout(WELCOME_S):
+                call: _Call = link_pb2_grpc.AgentLinkStub(channel).Session(None)
+                try:
+                    await call.write(nouns.from_agent_to_wire(hello))
+                except (grpc.RpcError, asyncio.InvalidStateError):
+                    pass  # the read below says why
+                first = nouns.to_agent_from_wire(await _read(call))
+            if isinstance(first, Refused):
+                raise LinkRefused(first)
+            if not isinstance(first, Welcome):
+                raise refuse(Code.MESSAGE_INVALID, type(first).__name__, "a welcome", "update the coordinator")
+        except BaseException as error:
+            await channel.close(None)
+            if isinstance(error, TimeoutError):
+                error = refuse(
+                    Code.COORDINATOR_UNREACHABLE, "no welcome in time", f"{WELCOME_S:g}s", "it is tried again"
+                )
+            if isinstance(error, ShoalError) and error.code is Code.COORDINATOR_UNREACHABLE:
+                raise ShoalError(await why_unreachable(self._files, self._address, self._clock.wall())) from error
+            raise error
+        return GrpcSession(first, call, channel, self._log)
+
+
+class GrpcModels:
+    """Artifacts.Fetch: the bytes of a model from an offset on."""
+
+    def __init__(self, files: Files, address: str) -> None:
+        self._files = files
+        self._address = address
+
+    async def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | ...)."""
+        async with open_channel(self._files, self._address, 2 * CHUNK_BYTES + LINK_BYTES) as channel:
+            call = artifacts_pb2_grpc.ArtifactsStub(channel).Fetch(
+                artifacts_pb2.FetchRequest(digest=digest, offset=offset)
+            )
+            try:
+                async for chunk in call:
+                    yield chunk.data
+            except grpc.RpcError as cause:
+                raise ShoalError(_fetch_refusal(refusal_of(cause))) from cause
+
+
+def _fetch_refusal(refusal: Refusal) -> Refusal:
+    if refusal.code in (Code.MODEL_UNKNOWN, Code.MODEL_DIGEST, Code.ROLE_DENIED):
+        return refusal
+    return Refusal(Code.FETCH_FAILED, str(refusal), "the model's bytes", "it is resumed by itself")
+
+
+async def _read(call: _Call) -> link_pb2.ToAgent:
+    try:
+        message = await call.read()
+    except (grpc.RpcError, asyncio.InvalidStateError) as cause:
+        raise ShoalError(await _ending(call)) from cause
+    if not isinstance(message, link_pb2.ToAgent):
+        raise ShoalError(await _ending(call))  # grpc's mark for the end of the stream
+    return message
+
+
+async def _ending(call: _Call) -> Refusal:
+    """Why the stream is over, as the coordinator said it or as grpc sees it."""
+    code, details, trailing = await call.code(), await call.details(), await call.trailing_metadata()
+    if code is grpc.StatusCode.OK:
+        return Refusal(Code.COORDINATOR_UNREACHABLE, "it ended the session", "a session", "it is tried again")
+    initial = grpc.aio.Metadata()
+    return refusal_of(
+        grpc.aio.AioRpcError(code, initial, trailing or initial, details=details, debug_error_string=None)
+    )
