@@ -1,0 +1,36 @@
+"""Shoal's policy language: YAML documents to typed, checked intents."""
+
+from shoal.policies.documents import (
+    DEFAULT_TENANT,
+    Document,
+    Loaded,
+    canonical,
+    canonical_text,
+    cross_check,
+    load,
+    name_of,
+    read,
+)
+from shoal.policies.kinds import Kind, Policy, Region, Tenant, Workload
+from shoal.policies.parse import Problem
+from shoal.policies.resolve import quota, resolve
+
+__all__ = [
+    "DEFAULT_TENANT",
+    "Document",
+    "Kind",
+    "Loaded",
+    "Policy",
+    "Problem",
+    "Region",
+    "Tenant",
+    "Workload",
+    "canonical",
+    "canonical_text",
+    "cross_check",
+    "load",
+    "name_of",
+    "quota",
+    "read",
+    "resolve",
+]

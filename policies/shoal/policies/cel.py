@@ -15,6 +15,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 from cel_expr_python import cel
+
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node
 from shoal.types.profile import ModelProfile

@@ -1,15 +1,29 @@
 """The four kinds, typed: what a document may say. What this release acts on is said by `check`, not here."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
 from shoal.policies.quantities import (
+    Carbon,
+    Cost,
     Duration,
+    Energy,
+    Intensity,
     Line,
     Name,
+    Pattern,
+    Power,
+    Rate,
+    Ratio,
+    Selector,
+    Share,
+    Size,
 )
+from shoal.types.units import Seconds
 
-API_VERSION = "shoal/v1"
+API_VERSION: Final = "shoal/v1"
 
 
 class Part(BaseModel):
@@ -18,31 +32,33 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, serialize_by_alias=True)
 
 
-def _mapping_or(word: str) -> Discriminator:
-    """Tells a field's short form (a word or quantity, tagged `word`) from its mapping form."""
-
-    def form(value: Any) -> str:
-        return "<mapping>" if isinstance(value, dict | BaseModel) else word
-
-    return Discriminator(form)
+UNION_TAGS: Final = frozenset({"<mapping>", "<short>", "<word>", "<quantity>", "<all>", "<outputs>"})
+"""How pydantic's locations name the form that a field was written in; no part of a document's path."""
 
 
-def _word_or(word: str) -> Discriminator:
-    """Tells the one `word` from a quantity."""
+def _form(value: Any) -> str:
+    """Tells a field's short form (a word or a quantity) from its mapping."""
+    return "<mapping>" if isinstance(value, dict | BaseModel) else "<short>"
 
-    def form(value: Any) -> str:
-        return "<word>" if value == word else "<quantity>"
 
-    return Discriminator(form)
+def _forever(value: Any) -> str:
+    return "<word>" if value == "forever" else "<quantity>"
+
+
+def _bounds(value: Any) -> str:
+    whole = isinstance(value, OutputBounds) or (isinstance(value, dict) and "outputs" in value)
+    return "<outputs>" if whole else "<all>"
 
 
 class Latency(Part):
+    """`from: origin` includes network and queueing; `from: device` is the device's own time."""
+
     p95: Duration
-    measured: Literal["origin", "device"] = Field("origin", alias="from")
+    measured_from: Literal["origin", "device"] = Field("origin", alias="from")
 
 
 class Bound(Part):
-    """One tolerated difference between two outputs of a model."""
+    """How far two outputs of a model may lie apart."""
 
     metric: Literal["max_abs", "max_rel", "cosine", "top_k"]
     at_least: float | None = None
@@ -53,15 +69,15 @@ class OutputBounds(Part):
     outputs: dict[Line, Bound]
 
 
+Tolerance = Annotated[
+    Annotated[Bound, Tag("<all>")] | Annotated[OutputBounds, Tag("<outputs>")], Discriminator(_bounds)
+]
+PrecisionName = Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
+
+
 class Precision(Part):
-    allow: tuple[PrecisionName, ...] = ()
-    tolerance: (
-        Annotated[
-            Annotated[OutputBounds, Tag("<outputs>")] | Annotated[Bound, Tag("<bound>")],
-            Discriminator(lambda value: "<outputs>" if _has(value, "outputs") else "<bound>"),
-        ]
-        | None
-    ) = None
+    allow: tuple[PrecisionName, ...]
+    tolerance: Tolerance | None = None
 
 
 class Availability(Part):
@@ -76,6 +92,290 @@ class SignedModel(Part):
 
 
 class Trust(Part):
+    """A device must have a receipt that was measured, not declared, and `within` that time."""
+
     capability: Literal["measured"] = "measured"
     within: Duration | None = None
     signed_model: SignedModel | None = None
+
+
+class Require(Part):
+    """Hard: a candidate that breaks one is out, with a code."""
+
+    latency: Latency | None = None
+    where: Selector | None = None
+    residency: tuple[Name, ...] | None = None
+    precision: Precision | None = None
+    availability: Availability | None = None
+    trust: Trust | None = None
+
+
+class Limits(Part):
+    cost: Cost | None = None
+    energy: Energy | None = None
+    carbon: Carbon | None = None
+    node_power: Power | None = None
+
+
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Optimize(Part):
+    """Weights of the objective, normalised to sum 1."""
+
+    energy: Weight = 0.0
+    cost: Weight = 0.0
+    latency: Weight = 0.0
+
+
+class RelaxedAvailability(Part):
+    replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
+    spread: Literal["none", "device", "node"] | None = None
+
+
+class RelaxedLatency(Part):
+    p95: Duration
+
+
+class RelaxedPrecision(Part):
+    allow: tuple[PrecisionName, ...]
+
+
+class RelaxedLimits(Part):
+    cost: Cost | None = None
+    energy: Energy | None = None
+
+
+class Relax(Part):
+    """One thing that may give, after those before it."""
+
+    latency: RelaxedLatency | None = None
+    precision: RelaxedPrecision | None = None
+    availability: RelaxedAvailability | None = None
+    limits: RelaxedLimits | None = None
+
+
+class Delegation(Part):
+    delegate: Literal["never", "when-infeasible", "when-better"] = "never"
+    margin: Share | None = None
+    to: tuple[Pattern, ...] = ()
+    term: Duration | None = None
+
+
+class MigrationWhen(Part):
+    gain: Share | None = None
+    cooldown: Duration | None = None
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+
+
+class Verify(Part):
+    against: Literal["source", "reference", "none"] = "source"
+    inputs: Literal["captured", "samples", "generated"] = "generated"
+    samples: Annotated[int, Field(ge=8, le=4096)] = 16
+    on_fail: Literal["abort", "continue"] = "abort"
+
+
+class Guard(Part):
+    errors: Share | None = None
+    p95: Ratio | None = None
+
+
+class Shift(Part):
+    steps: tuple[Share, ...]
+    hold: Duration | None = None
+    guard: Guard | None = None
+
+
+class Window(Part):
+    days: Line
+    opens: Line = Field(alias="from")
+    closes: Line = Field(alias="to")
+    zone: Line
+
+
+class Migration(Part):
+    when: MigrationWhen | None = None
+    verify: Verify | None = None
+    allow_gap: Duration | None = None
+    shift: Shift | None = None
+    drain: Duration | None = None
+    windows: tuple[Window, ...] = ()
+
+
+Forever = Annotated[
+    Annotated[Literal["forever"], Tag("<word>")] | Annotated[Duration, Tag("<quantity>")], Discriminator(_forever)
+]
+
+
+class Partition(Part):
+    """When node and coordinator lose sight of each other. cold_boot: what a node does that starts while cut off."""
+
+    heartbeat: Duration = Seconds(1.0)
+    lost_after: Duration = Seconds(10.0)
+    serve: Forever = "forever"
+    cold_boot: Literal["serve", "wait"] = "serve"
+    on_reconnect: Literal["keep-healthy"] = "keep-healthy"
+
+
+class Schedule(Part):
+    when: Line
+    optimize: Optimize
+
+
+class PolicySpec(Part):
+    require: Require = Require()
+    limits: Limits = Limits()
+    optimize: Optimize | None = None
+    relax: tuple[Relax, ...] = ()
+    federation: Delegation | None = None
+    migration: Migration | None = None
+    partition: Partition = Partition()
+    priority: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    schedule: tuple[Schedule, ...] = ()
+
+
+class Named(Part):
+    name: Name
+
+
+class Policy(Part):
+    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
+    kind: Literal["Policy"] = "Policy"
+    metadata: Named
+    spec: PolicySpec = PolicySpec()
+
+
+class Variant(Part):
+    source: Line
+    precision: PrecisionName | None = None
+
+
+class Model(Part):
+    source: Line
+    variants: tuple[Variant, ...] = ()
+    samples: Line | None = None
+
+
+class TrafficSource(Part):
+    """Declared requests a second from one origin; peak: as the rate where it is not given."""
+
+    origin: Name = Field(alias="from")
+    rate: Rate
+    peak: Rate | None = None
+
+
+class Batching(Part):
+    max: Annotated[int, Field(ge=1, le=4096)] = 1
+    delay: Duration | None = None
+
+
+class Capture(Part):
+    consent: bool = False
+    max: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
+class StateTensors(Part):
+    """state: the input that takes the state -> the output that gives it."""
+
+    state: dict[Line, Line]
+
+
+Session = Annotated[
+    Annotated[Literal["stateless"], Tag("<short>")] | Annotated[StateTensors, Tag("<mapping>")], Discriminator(_form)
+]
+
+
+class WorkloadSpec(Part):
+    model: Model
+    traffic: tuple[TrafficSource, ...] = ()
+    batching: Batching = Batching()
+    capture: Capture = Capture()
+    session: Session = "stateless"
+    isolation: Literal["process", "shared"] = "process"
+    policy: Name | None = None
+
+
+class WorkloadMetadata(Part):
+    name: Name
+    tenant: Name = "default"
+    labels: dict[Name, Line] = {}
+
+
+class Workload(Part):
+    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
+    kind: Literal["Workload"] = "Workload"
+    metadata: WorkloadMetadata
+    spec: WorkloadSpec
+
+
+class TenantQuota(Part):
+    replicas: Annotated[int, Field(ge=0)] | None = None
+    memory: Size | None = None
+    rate: Rate | None = None
+    cost: Cost | None = None
+
+
+class TenantSpec(Part):
+    quota: TenantQuota = TenantQuota()
+    weight: Weight | None = None
+    regions: tuple[Pattern, ...] = ()
+    clients: tuple[Line, ...] = ()
+
+
+class Tenant(Part):
+    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
+    kind: Literal["Tenant"] = "Tenant"
+    metadata: Named
+    spec: TenantSpec = TenantSpec()
+
+
+class Location(Part):
+    lat: Annotated[float, Field(ge=-90, le=90)] | None = None
+    lon: Annotated[float, Field(ge=-180, le=180)] | None = None
+    residency: Name | None = None
+
+
+class PriceFeed(Part):
+    source: Line
+    stale_after: Duration | None = None
+
+
+class CarbonFeed(Part):
+    source: Line
+    stale_after: Duration | None = None
+    fallback: Intensity | None = None
+
+
+Price = Annotated[Annotated[Cost, Tag("<short>")] | Annotated[PriceFeed, Tag("<mapping>")], Discriminator(_form)]
+CarbonSignal = Annotated[
+    Annotated[Intensity, Tag("<short>")] | Annotated[CarbonFeed, Tag("<mapping>")], Discriminator(_form)
+]
+
+
+class Trade(Part):
+    partner: Pattern = Field(alias="with")
+    tenants: tuple[Pattern, ...] = ("*",)
+    hold_share: Share | None = None
+
+
+class RegionSpec(Part):
+    location: Location = Location()
+    price: Price | None = None
+    carbon: CarbonSignal | None = None
+    trade: tuple[Trade, ...] = ()
+
+
+class Region(Part):
+    api_version: Literal["shoal/v1"] = Field(API_VERSION, alias="apiVersion")
+    kind: Literal["Region"] = "Region"
+    metadata: Named
+    spec: RegionSpec = RegionSpec()
+
+
+Kind = Workload | Policy | Tenant | Region
+KINDS: Final[Mapping[str, type[Workload] | type[Policy] | type[Tenant] | type[Region]]] = {
+    "Workload": Workload,
+    "Policy": Policy,
+    "Tenant": Tenant,
+    "Region": Region,
+}

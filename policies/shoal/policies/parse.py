@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
+
 from shoal.types.codes import Code, Refusal
 
 MAX_BYTES: Final = 1 << 20
@@ -351,3 +352,35 @@ def _resolve(text: str) -> str | int | float | bool | None:
     if match["float"]:
         return float(match["float"])
     return float("nan") if match["nan"] else float(f"{match['inf']}inf")
+
+
+def value_at(root: Node, path: tuple[int | str, ...]) -> Node | None:
+    """The node at `path` (keys and list indices), None where there is none."""
+    node: Node | None = root
+    for step in path:
+        match node:
+            case Mapping() if isinstance(step, str):
+                node = node.entries.get(step)
+            case Sequence() if isinstance(step, int) and step < len(node.items):
+                node = node.items[step]
+            case _:
+                return None
+    return node
+
+
+def place_of(root: Node, path: tuple[int | str, ...]) -> Position:
+    """Where the value at `path` starts; where it is missing, the key of the nearest mapping that should hold it."""
+    for length in range(len(path), -1, -1):
+        node = value_at(root, path[:length])
+        if node is not None:
+            return node.at if length == len(path) else key_of(root, path[:length])
+    return root.at
+
+
+def key_of(root: Node, path: tuple[int | str, ...]) -> Position:
+    """Where the key of the value at `path` stands; a list's entry has none, so its own start."""
+    parent = value_at(root, path[:-1]) if path else None
+    if isinstance(parent, Mapping) and isinstance(path[-1], str) and path[-1] in parent.keys:
+        return parent.keys[path[-1]]
+    node = value_at(root, path)
+    return node.at if node is not None else root.at

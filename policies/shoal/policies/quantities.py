@@ -4,9 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
 from shoal.policies.cel import Expression, ExpressionError
 from shoal.types import units
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -32,7 +33,7 @@ def refused(refusal: Refusal, **place: int) -> PydanticCustomError:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Unit:
     """Text with a unit, kept as SI; shown as the shortest text that reads back the same."""
 
@@ -98,9 +99,7 @@ class _Text:
         return value
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            self.read, serialization=core_schema.to_string_ser_schema()
-        )
+        return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"type": "string", "pattern": f"^{self.pattern.pattern}$"}
@@ -151,9 +150,7 @@ class _Selector:
         return value
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            self.read, serialization=core_schema.to_string_ser_schema()
-        )
+        return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"type": "string", "examples": ['device.kind in ["npu", "gpu"]']}
@@ -175,3 +172,8 @@ def _kind(value: Any) -> str:
             return "a list"
         case _:
             return f"{value!r:.80}"
+
+
+def shown(part: BaseModel, field: str) -> str:
+    """A quantity of `part` as people write it."""
+    return str(part.model_dump(mode="json", include={field}, by_alias=False)[field])

@@ -136,15 +136,19 @@ def show_usd_per_hour(value: float) -> str:
 
 
 def show_quantity(value: float, dimension: Dimension) -> str:
-    """`value` (SI) as the shortest text that `parse_quantity` reads back to exactly the same number."""
+    """`value` (SI) as text that `parse_quantity` reads back to exactly the same number: in the SI unit where that is
+    short, else in the unit that needs fewest digits."""
     space = " " if " " in dimension.example else ""
-    exact = [
-        text
-        for unit, factor in dimension.factors.items()
-        if "e" not in (number := f"{value / factor:.15g}")
-        and parse_quantity(text := f"{number}{space}{unit}", dimension) == value
-    ]
+    exact: dict[tuple[bool, int, bool, int], str] = {}
+    for unit, factor in dimension.factors.items():
+        number = f"{value / factor:.15g}"
+        text = f"{number}{space}{unit}"
+        if "e" in number or parse_quantity(text, dimension) != value:
+            continue
+        plain = factor == 1 and 0.1 <= value < 1000 and len(number) <= 6
+        digits = len(number.replace(".", "").strip("0"))
+        exact[not plain, digits, value < factor, len(number)] = text
     if exact:
-        return min(exact, key=len)
+        return exact[min(exact)]
     unit, factor = min(dimension.factors.items(), key=lambda item: abs(item[1] - 1.0))
     return f"{value / factor!r}{space}{unit}"

@@ -1,0 +1,480 @@
+"""What a document must be beyond its types: every field acted on, every combination reachable, nothing without effect.
+
+`CONSUMERS` says for each field which module acts on it and which reason codes it can cause; docs/reference/policy.md is
+generated from it, and a test compares it with the models. A field without a consumer is refused when it is used.
+"""
+
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping as Map
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shoal.policies.cel import Expression
+from shoal.policies.kinds import Kind, Policy, Region, Tenant, Workload
+from shoal.policies.parse import Mapping, Node, Position, Scalar, Sequence, key_of, place_of
+from shoal.policies.quantities import shown
+from shoal.types.codes import Code, Refusal
+
+Found = tuple[Position, Refusal]
+Path = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Acted on in this release. only: the values that are; empty for all. codes: what it can cause, besides the
+    language's own."""
+
+    consumer: str
+    codes: tuple[Code, ...] = ()
+    only: tuple[object, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Refused with NOT_SUPPORTED_YET when used. comes_with: the part of Shoal that will act on it."""
+
+    comes_with: str
+
+
+_PLACEMENT = "shoal.coordinator.core.placement"
+_WORKLOADS = "shoal.coordinator.core.workloads"
+_FLEET = "shoal.coordinator.core.fleet"
+_LANGUAGE = "shoal.policies.documents"
+_RESOLVE = "shoal.policies.resolve"
+
+_HEAD: Final[Map[str, Live | Later]] = {
+    "apiVersion": Live(_LANGUAGE, (Code.API_VERSION_UNKNOWN,)),
+    "kind": Live(_LANGUAGE, (Code.KIND_UNKNOWN,)),
+    "metadata.name": Live(_LANGUAGE, (Code.NAME_INVALID, Code.NAME_DUPLICATE)),
+}
+_FEDERATION = Later("federation")
+_MIGRATION = Later("migration")
+_CARBON = Later("carbon signals")
+_STATE = Later("stateful sessions")
+_TOLERANCE = Later("migration: outputs are compared there")
+
+CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
+    "Workload": {
+        **_HEAD,
+        "metadata.tenant": Live(_WORKLOADS, (Code.TENANT_UNKNOWN, Code.QUOTA), note="`default` where it is not given"),
+        "metadata.labels": Live(_RESOLVE, note="for people and listings"),
+        "spec.model.source": Live(
+            "shoal.coordinator.blobs", (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN), note="pinned by digest on apply"
+        ),
+        "spec.model.variants.source": Live("shoal.coordinator.blobs", (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN)),
+        "spec.model.variants.precision": Live(
+            _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given"
+        ),
+        "spec.model.samples": _MIGRATION,
+        "spec.traffic.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
+        "spec.traffic.rate": Live(_PLACEMENT, (Code.UTILISATION_SHORT,)),
+        "spec.traffic.peak": Live(_PLACEMENT, (Code.UTILISATION_SHORT,), note="the rate where it is not given"),
+        "spec.batching.max": Live(_RESOLVE, only=(1,)),
+        "spec.batching.delay": Later("batching"),
+        "spec.capture.consent": Live("shoal.policies.check", (Code.CONSENT_MISSING,), only=(False,)),
+        "spec.capture.max": _MIGRATION,
+        "spec.session": Live(_RESOLVE, only=("stateless",)),
+        "spec.session.state": _STATE,
+        "spec.isolation": Live(_RESOLVE, only=("process",)),
+        "spec.policy": Live(_WORKLOADS, (Code.POLICY_UNKNOWN,)),
+    },
+    "Policy": {
+        **_HEAD,
+        "spec.require.latency.p95": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
+        "spec.require.latency.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
+        "spec.require.where": Live(_PLACEMENT, (Code.SELECTOR_MISMATCH, Code.EXPRESSION_INVALID, Code.POLICY_COST)),
+        "spec.require.residency": Live(_PLACEMENT, (Code.RESIDENCY,)),
+        "spec.require.precision.allow": Live(_PLACEMENT, (Code.PRECISION_DENIED,)),
+        "spec.require.precision.tolerance.metric": _TOLERANCE,
+        "spec.require.precision.tolerance.at_least": _TOLERANCE,
+        "spec.require.precision.tolerance.at_most": _TOLERANCE,
+        "spec.require.precision.tolerance.outputs.metric": _TOLERANCE,
+        "spec.require.precision.tolerance.outputs.at_least": _TOLERANCE,
+        "spec.require.precision.tolerance.outputs.at_most": _TOLERANCE,
+        "spec.require.availability.replicas": Live(_PLACEMENT, (Code.REPLICAS_SHORT,)),
+        "spec.require.availability.spread": Live(_PLACEMENT, (Code.SPREAD_CONFLICT,)),
+        "spec.require.availability.standby": Live(
+            _PLACEMENT, only=("none",), note="warm: federation; staged: migration"
+        ),
+        "spec.require.availability.recovery": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
+        "spec.require.trust.capability": Live(_PLACEMENT, (Code.CAPABILITY_UNMEASURED,)),
+        "spec.require.trust.within": Live(_PLACEMENT, (Code.CAPABILITY_STALE,)),
+        "spec.require.trust.signed_model.keys": Later("signed models"),
+        "spec.limits.cost": Live(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together"),
+        "spec.limits.energy": Live(_PLACEMENT, (Code.ENERGY_OVER,)),
+        "spec.limits.carbon": _CARBON,
+        "spec.limits.node_power": Later("node power caps"),
+        "spec.optimize.energy": Live(_PLACEMENT),
+        "spec.optimize.cost": Live(_PLACEMENT),
+        "spec.optimize.latency": Live(_PLACEMENT),
+        "spec.relax.latency.p95": Live(_PLACEMENT),
+        "spec.relax.precision.allow": Live(_PLACEMENT),
+        "spec.relax.availability.replicas": Live(_PLACEMENT),
+        "spec.relax.availability.spread": Live(_PLACEMENT),
+        "spec.relax.limits.cost": Live(_PLACEMENT),
+        "spec.relax.limits.energy": Live(_PLACEMENT),
+        "spec.federation.delegate": _FEDERATION,
+        "spec.federation.margin": _FEDERATION,
+        "spec.federation.to": _FEDERATION,
+        "spec.federation.term": _FEDERATION,
+        "spec.migration.when.gain": _MIGRATION,
+        "spec.migration.when.cooldown": _MIGRATION,
+        "spec.migration.when.max_concurrent": _MIGRATION,
+        "spec.migration.verify.against": _MIGRATION,
+        "spec.migration.verify.inputs": _MIGRATION,
+        "spec.migration.verify.samples": _MIGRATION,
+        "spec.migration.verify.on_fail": _MIGRATION,
+        "spec.migration.allow_gap": _MIGRATION,
+        "spec.migration.shift.steps": _MIGRATION,
+        "spec.migration.shift.hold": _MIGRATION,
+        "spec.migration.shift.guard.errors": _MIGRATION,
+        "spec.migration.shift.guard.p95": _MIGRATION,
+        "spec.migration.drain": _MIGRATION,
+        "spec.migration.windows.days": _MIGRATION,
+        "spec.migration.windows.from": _MIGRATION,
+        "spec.migration.windows.to": _MIGRATION,
+        "spec.migration.windows.zone": _MIGRATION,
+        "spec.partition.heartbeat": Live("shoal.agent.core.session"),
+        "spec.partition.lost_after": Live(_FLEET, (Code.NODE_SUSPECT, Code.NODE_LOST)),
+        "spec.partition.serve": Live("shoal.agent.core.partition"),
+        "spec.partition.cold_boot": Live("shoal.agent.core.partition"),
+        "spec.partition.on_reconnect": Live("shoal.agent.core.reconcile", note="the only way there is"),
+        "spec.priority": Live(_PLACEMENT, (Code.OUTRANKED,), note="order of admission"),
+        "spec.schedule.when": Later("schedules, with migration"),
+        "spec.schedule.optimize.energy": Later("schedules, with migration"),
+        "spec.schedule.optimize.cost": Later("schedules, with migration"),
+        "spec.schedule.optimize.latency": Later("schedules, with migration"),
+    },
+    "Tenant": {
+        **_HEAD,
+        "spec.quota.replicas": Live(_WORKLOADS, (Code.QUOTA,)),
+        "spec.quota.memory": Live(_WORKLOADS, (Code.QUOTA,)),
+        "spec.quota.rate": Later("tenant rates"),
+        "spec.quota.cost": Later("tenant budgets"),
+        "spec.weight": Later("fair weights"),
+        "spec.regions": _FEDERATION,
+        "spec.clients": Later("named clients; a certificate's tenant name is what counts now"),
+    },
+    "Region": {
+        **_HEAD,
+        "spec.location.lat": _FEDERATION,
+        "spec.location.lon": _FEDERATION,
+        "spec.location.residency": Live(_PLACEMENT, (Code.RESIDENCY,)),
+        "spec.price": Live(_PLACEMENT, (Code.COST_OVER,), note="of a node without the label `price`"),
+        "spec.price.source": _FEDERATION,
+        "spec.price.stale_after": _FEDERATION,
+        "spec.carbon": _CARBON,
+        "spec.carbon.source": _CARBON,
+        "spec.carbon.stale_after": _CARBON,
+        "spec.carbon.fallback": _CARBON,
+        "spec.trade.with": _FEDERATION,
+        "spec.trade.tenants": _FEDERATION,
+        "spec.trade.hold_share": _FEDERATION,
+    },
+}
+
+
+def check_fields(kind: str, root: Node) -> Iterator[Found]:
+    """Fields that nothing acts on yet, fields left empty; of the text as typed, so also where a type is wrong."""
+    yield from _fields(CONSUMERS[kind], root, root, ())
+
+
+def _fields(table: Map[str, Live | Later], root: Node, node: Node, path: Path) -> Iterator[Found]:
+    name = ".".join(step for step in path if isinstance(step, str))
+    under = [entry for field, entry in table.items() if field == name or not name or field.startswith(f"{name}.")]
+    later = next((entry for entry in under if isinstance(entry, Later)), None)
+    live = next((entry for entry in under if isinstance(entry, Live)), None)
+    exact = table.get(name)
+    value = node.value if isinstance(node, Scalar) else None
+    if path and isinstance(node, Scalar) and value is None:
+        asked = "a value, or the field left out"
+        yield key_of(root, path), Refusal(Code.FIELD_INVALID, f"{_last(path)} without a value", asked, _REMOVE)
+    elif path and isinstance(node, Mapping | Sequence) and node.nodes == 1:
+        asked = "at least one entry, or the field left out"
+        yield key_of(root, path), Refusal(Code.FIELD_WITHOUT_EFFECT, f"{_last(path)} is empty", asked, _REMOVE)
+    elif later is not None and live is None:
+        yield key_of(root, path), _not_yet(name, later)
+    elif isinstance(exact, Live) and isinstance(node, Scalar):
+        if exact.only and not any(value == one and type(value) is type(one) for one in exact.only):
+            yield node.at, _only(name, value, exact)
+    elif isinstance(node, Mapping):
+        for key, inner in node.entries.items():
+            yield from _fields(table, root, inner, (*path, key))
+    elif isinstance(node, Sequence):
+        for index, inner in enumerate(node.items):
+            yield from _fields(table, root, inner, (*path, index))
+
+
+_REMOVE = "give it a value or remove it"
+
+
+def _last(path: Path) -> str:
+    return next((repr(step) for step in reversed(path) if isinstance(step, str)), "the document")
+
+
+def _not_yet(name: str, later: Later) -> Refusal:
+    return Refusal(
+        Code.NOT_SUPPORTED_YET,
+        f"nothing acts on {name} in this release",
+        f"comes with {later.comes_with}",
+        "remove it",
+    )
+
+
+def _only(name: str, value: object, live: Live) -> Refusal:
+    allowed = ", ".join(str(one).lower() if isinstance(one, bool) else str(one) for one in live.only)
+    return Refusal(
+        Code.NOT_SUPPORTED_YET,
+        f"nothing acts on {name}: {str(value).lower() if isinstance(value, bool) else value} in this release",
+        f"only {allowed} now{f' ({live.note})' if live.note else ''}",
+        f"write {allowed}, or remove it",
+    )
+
+
+def check_sense(value: Kind, root: Node) -> Iterator[Found]:
+    """Combinations that can never be met, and fields that change nothing, of one well-typed document."""
+    match value:
+        case Policy():
+            rules = _policy(value)
+        case Workload():
+            rules = _workload(value)
+        case Tenant():
+            rules = _tenant(value)
+        case Region():
+            rules = iter(())
+    for path, refusal in rules:
+        yield place_of(root, path), refusal
+
+
+Rule = Iterator[tuple[Path, Refusal]]
+_REQUIRE: Final = ("spec", "require")
+
+
+def _policy(policy: Policy) -> Rule:
+    spec = policy.spec
+    require = spec.require
+    yield from _zeros(policy, _ZERO_IS_UNREACHABLE)
+    if require.where is not None:
+        yield from _where(require.where)
+    if require.precision is not None:
+        yield from _twice(require.precision.allow, (*_REQUIRE, "precision", "allow"))
+    if require.residency is not None:
+        yield from _twice(require.residency, (*_REQUIRE, "residency"))
+    yield from _availability(policy)
+    if spec.optimize is not None and not any((spec.optimize.energy, spec.optimize.cost, spec.optimize.latency)):
+        yield (
+            ("spec", "optimize"),
+            _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove optimize"),
+        )
+    yield from _relax(policy)
+    if spec.partition.lost_after < 2 * spec.partition.heartbeat:
+        yield (
+            ("spec", "partition", "lost_after" if "lost_after" in spec.partition.model_fields_set else "heartbeat"),
+            _unreachable(
+                f"lost_after {shown(spec.partition, 'lost_after')} with heartbeat {shown(spec.partition, 'heartbeat')}",
+                "lost_after at least twice heartbeat",
+                "raise lost_after: a node would be lost at its first late heartbeat",
+            ),
+        )
+
+
+_ZERO_IS_UNREACHABLE: Final = (
+    ("spec", "require", "latency", "p95"),
+    ("spec", "require", "availability", "recovery"),
+    ("spec", "require", "trust", "within"),
+    ("spec", "limits", "cost"),
+    ("spec", "limits", "energy"),
+    ("spec", "partition", "heartbeat"),
+)
+
+
+def _zeros(value: Any, paths: Seq[tuple[str, ...]]) -> Rule:
+    for path in paths:
+        found = value
+        for step in path:
+            found = getattr(found, step, None)
+        if found == 0 and found is not None:
+            yield (
+                path,
+                _unreachable(f"{path[-1]} of zero", "more than zero", "nothing can meet it: raise it, or remove it"),
+            )
+
+
+def _where(text: str) -> Rule:
+    constant = Expression.compile(text).constant
+    if constant is True:
+        yield (*_REQUIRE, "where"), _no_effect("always true", "a condition on node, device or model", "remove where")
+    elif constant is False:
+        yield (
+            (*_REQUIRE, "where"),
+            _unreachable("never true", "a condition that some device can meet", "name node, device or model in it"),
+        )
+
+
+def _twice(values: Seq[str], path: Path) -> Rule:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            yield (*path, index), _no_effect(f"{value!r} again", "each once", "remove it")
+
+
+_ONE_NODE = re.compile(r"""\bnode\.name\s*==\s*["'][^"']*["']|["'][^"']*["']\s*==\s*node\.name\b""")
+_NODE_LIST = re.compile(r"\bnode\.name\s+in\s+\[([^\]]*)\]")
+
+
+def _availability(policy: Policy) -> Rule:
+    require, partition = policy.spec.require, policy.spec.partition
+    wanted = require.availability
+    if wanted is None:
+        return
+    path = (*_REQUIRE, "availability")
+    if wanted.replicas == 1 and wanted.spread != "none":
+        yield (
+            (*path, "spread"),
+            _no_effect("spread of one replica", "2 replicas or more", "raise replicas, or remove spread"),
+        )
+    nodes = _named_nodes(require.where or "")
+    if wanted.spread == "node" and nodes is not None and 1 < wanted.replicas > nodes:
+        yield (
+            (*path, "replicas"),
+            _unreachable(
+                f"{wanted.replicas} replicas on nodes of their own, where the selector names {nodes}",
+                "as many nodes as replicas",
+                "widen where, lower replicas, or set spread: none",
+            ),
+        )
+    if wanted.replicas == 1 and wanted.recovery is not None and 0 < wanted.recovery < partition.lost_after:
+        yield (
+            (*path, "recovery"),
+            _unreachable(
+                f"recovery {shown(wanted, 'recovery')} of one replica, whose node counts as lost only after "
+                f"{shown(partition, 'lost_after')}",
+                "recovery of at least partition.lost_after",
+                "run 2 replicas, lower partition.lost_after, or raise recovery",
+            ),
+        )
+
+
+def _named_nodes(where: str) -> int | None:
+    """How many nodes a plain conjunction names at most; None where it cannot be told."""
+    if "||" in where or "?" in where or "!" in where.replace("!=", ""):
+        return None
+    if _ONE_NODE.search(where):
+        return 1
+    match = _NODE_LIST.search(where)
+    return len({name for name in match[1].split(",") if name.strip()}) if match else None
+
+
+_SPREADS: Final = ("none", "device", "node")
+
+
+def _relax(policy: Policy) -> Rule:
+    """Each step must loosen something, measured against the policy with the steps before it."""
+    require, limits = policy.spec.require, policy.spec.limits
+    available = require.availability
+    current: dict[str, Any] = {
+        "latency.p95": require.latency.p95 if require.latency else None,
+        "limits.cost": limits.cost,
+        "limits.energy": limits.energy,
+        "precision.allow": frozenset(require.precision.allow) if require.precision else None,
+        "availability.replicas": available.replicas if available else 1,
+        "availability.spread": _SPREADS.index(available.spread) if available else 0,
+    }
+    for index, step in enumerate(policy.spec.relax):
+        for part, field in (name.split(".") for name in tuple(current)):
+            inner = getattr(step, part)
+            asked = getattr(inner, field) if inner is not None else None
+            if asked is None:
+                continue
+            name = f"{part}.{field}"
+            after = {"allow": lambda a: frozenset(a), "spread": _SPREADS.index}.get(field, lambda a: a)(asked)
+            before = current[name]
+            path = ("spec", "relax", index, part, field)
+            if before is None:
+                yield (
+                    path,
+                    _unreachable(
+                        f"{name} is not bounded by the policy, so this tightens it", "a step that loosens", "remove it"
+                    ),
+                )
+            elif after == before:
+                yield path, _no_effect(f"{name} as it is already", "a step that loosens", "change or remove it")
+            elif not (after < before if part == "availability" else after > before):
+                yield path, _unreachable(f"{name} tighter than before this step", "a step that loosens", _LOOSER[field])
+            current[name] = after
+
+
+_LOOSER: Final = {
+    "p95": "write a longer time",
+    "cost": "write a higher limit",
+    "energy": "write a higher limit",
+    "allow": "name every precision allowed before, and more",
+    "replicas": "write fewer replicas",
+    "spread": "write a weaker spread: none < device < node",
+}
+
+
+def _workload(workload: Workload) -> Rule:
+    spec = workload.spec
+    sources = [spec.model.source, *(variant.source for variant in spec.model.variants)]
+    for index, source in enumerate(sources[1:]):
+        if source in sources[: index + 1]:
+            path = ("spec", "model", "variants", index, "source")
+            yield path, _no_effect(f"{source!r:.80} again", "each model once", "remove the variant")
+    for index, traffic in enumerate(spec.traffic):
+        path = ("spec", "traffic", index)
+        if traffic.rate == 0:
+            yield (*path, "rate"), _no_effect("a rate of zero", "more than zero", "remove this traffic")
+        if traffic.peak is not None and traffic.peak < traffic.rate:
+            yield (
+                (*path, "peak"),
+                _unreachable(
+                    f"peak {shown(traffic, 'peak')} below rate {shown(traffic, 'rate')}",
+                    "peak at least rate",
+                    "raise peak, or remove it",
+                ),
+            )
+        if traffic.origin in [other.origin for other in spec.traffic[:index]]:
+            yield (*path, "from"), _no_effect(f"{traffic.origin!r} again", "each origin once", "add the rates up")
+
+
+def _tenant(tenant: Tenant) -> Rule:
+    yield from _zeros(tenant, (("spec", "quota", "replicas"), ("spec", "quota", "memory")))
+
+
+def check_pair(workload: Workload, policy: Policy) -> Rule:
+    """What only shows when a workload meets its policy; paths are the workload's."""
+    migration = policy.spec.migration
+    captured = migration is not None and migration.verify is not None and migration.verify.inputs == "captured"
+    if captured and not workload.spec.capture.consent:
+        yield (
+            ("spec", "capture"),
+            Refusal(
+                Code.CONSENT_MISSING,
+                f"policy {policy.metadata.name} verifies with captured inputs, capture.consent is false",
+                "capture.consent: true",
+                "ask the owner of the data, or verify with inputs: samples",
+            ),
+        )
+    allowed = policy.spec.require.precision.allow if policy.spec.require.precision else None
+    later = {name for step in policy.spec.relax if step.precision for name in step.precision.allow}
+    for index, variant in enumerate(workload.spec.model.variants):
+        if allowed is not None and variant.precision is not None and variant.precision not in {*allowed, *later}:
+            yield (
+                ("spec", "model", "variants", index, "precision"),
+                _no_effect(
+                    f"a variant in {variant.precision}, which policy {policy.metadata.name} never allows",
+                    f"one of {', '.join(allowed)}",
+                    "remove the variant, or add its precision to require.precision.allow",
+                ),
+            )
+
+
+def _unreachable(found: str, asked: str, remedy: str) -> Refusal:
+    return Refusal(Code.POLICY_UNREACHABLE, found, asked, remedy)
+
+
+def _no_effect(found: str, asked: str, remedy: str) -> Refusal:
+    return Refusal(Code.FIELD_WITHOUT_EFFECT, found, asked, remedy)

@@ -1,0 +1,123 @@
+"""Documents to what the engine reads: policy applied, relaxations added up, quantities in SI."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shoal.policies.documents import key_of_workload
+from shoal.policies.kinds import Optimize, Policy, PolicySpec, Relax, Require, Tenant, Workload
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import Seconds
+from shoal.types.workload import (
+    Intent,
+    Limits,
+    ModelRef,
+    PartitionRule,
+    Quota,
+    Relaxation,
+    Requirements,
+    Spread,
+    Standby,
+    Traffic,
+    Weights,
+)
+
+DEFAULT_OPTIMIZE = Optimize(latency=1.0)
+"""Where a policy does not say, and where there is no policy: lowest latency."""
+
+
+def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests: Mapping[str, ModelRef]) -> Intent:
+    """What the engine is to achieve. Without a policy: one replica, any device, lowest latency, priority 100.
+
+    digests: each source of the workload, pinned; a variant's own `precision` wins over the pinned one.
+    Raises ShoalError(MODEL_UNKNOWN) where a source is not among them.
+    """
+    spec = policy.spec if policy is not None else PolicySpec()
+    require, limits = _requirements(spec.require), Limits(spec.limits.cost, spec.limits.energy)
+    model = workload.spec.model
+    return Intent(
+        key=key_of_workload(workload),
+        revision=revision,
+        labels=dict(workload.metadata.labels),
+        policy=policy.metadata.name if policy is not None else "",
+        models=(
+            _pinned(model.source, None, digests),
+            *(_pinned(variant.source, variant.precision, digests) for variant in model.variants),
+        ),
+        require=require,
+        limits=limits,
+        weights=_weights(spec.optimize or DEFAULT_OPTIMIZE),
+        relax=_relaxations(spec.relax, require, limits),
+        traffic=tuple(Traffic(one.origin, one.rate, one.peak or one.rate) for one in workload.spec.traffic),
+        partition=PartitionRule(
+            heartbeat_s=spec.partition.heartbeat,
+            lost_after_s=spec.partition.lost_after,
+            serve_s=None if spec.partition.serve == "forever" else spec.partition.serve,
+            cold_boot_serve=spec.partition.cold_boot == "serve",
+        ),
+        priority=spec.priority,
+        shared_worker=workload.spec.isolation == "shared",
+        max_batch=workload.spec.batching.max,
+    )
+
+
+def quota(tenant: Tenant) -> Quota:
+    return Quota(tenant.metadata.name, tenant.spec.quota.replicas, tenant.spec.quota.memory)
+
+
+def _pinned(source: str, precision: str | None, digests: Mapping[str, ModelRef]) -> ModelRef:
+    pinned = digests.get(source)
+    if pinned is None:
+        raise ShoalError(
+            Refusal(
+                Code.MODEL_UNKNOWN, f"{source!r:.120} has no digest", "a pushed model", f"shoal model push {source}"
+            )
+        )
+    return ModelRef(source, pinned.digest, precision or pinned.precision)
+
+
+def _requirements(require: Require) -> Requirements:
+    available, trust = require.availability, require.trust
+    return Requirements(
+        latency_p95_s=require.latency.p95 if require.latency else None,
+        latency_from_origin=require.latency is None or require.latency.measured_from == "origin",
+        where=require.where or "",
+        residency=require.residency or (),
+        precisions=require.precision.allow if require.precision else (),
+        replicas=available.replicas if available else 1,
+        spread=Spread(available.spread) if available else Spread.NONE,
+        standby=Standby(available.standby) if available else Standby.NONE,
+        recovery_s=available.recovery if available else None,
+        measured_only=trust is not None,
+        measured_within_s=trust.within if trust else None,
+    )
+
+
+def _weights(optimize: Optimize) -> Weights:
+    total = optimize.latency + optimize.cost + optimize.energy
+    return Weights(optimize.latency / total, optimize.cost / total, optimize.energy / total)
+
+
+def _relaxations(steps: tuple[Relax, ...], require: Requirements, limits: Limits) -> tuple[Relaxation, ...]:
+    relaxed = []
+    for step in steps:
+        changes: dict[str, Any] = {}
+        if step.latency is not None:
+            changes["latency_p95_s"] = Seconds(step.latency.p95)
+        if step.precision is not None:
+            changes["precisions"] = step.precision.allow
+        if step.availability is not None and step.availability.replicas is not None:
+            changes["replicas"] = step.availability.replicas
+        if step.availability is not None and step.availability.spread is not None:
+            changes["spread"] = Spread(step.availability.spread)
+        require = replace(require, **changes)
+        if step.limits is not None:
+            limits = replace(limits, cost=step.limits.cost or limits.cost, energy=step.limits.energy or limits.energy)
+        relaxed.append(Relaxation(_typed(step), require, limits))
+    return tuple(relaxed)
+
+
+def _typed(step: Relax) -> str:
+    """The step as a document writes it: `latency: {p95: 90ms}, limits: {cost: 2.5 USD/h}`."""
+    return json.dumps(step.model_dump(mode="json", by_alias=True, exclude_unset=True)).replace('"', "")[1:-1]
