@@ -1,0 +1,190 @@
+"""Models by digest in one directory of this machine.
+
+`ROOT/<hex>` is a complete, verified model; `ROOT/incoming/` holds what is still arriving and is emptied at start. A
+model becomes visible by one rename after its bytes and its name are on disk, so a crash leaves either all of it or
+nothing. No links of any kind: a name that leads elsewhere, or a file with a second name, is not read (ONNX Runtime
+follows hard links where `onnx` refuses them; neither is asked).
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.units import Bytes, show_bytes
+from shoal.wire.limits import CHUNK_BYTES
+
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DirectoryBlobs:
+    """`ports.Blobs` on a local file system. File work runs in threads; nothing here blocks the event loop."""
+
+    def __init__(self, root: Path | str, max_bytes: Bytes, *, spare_bytes: Bytes = Bytes(64 * 2**20)) -> None:
+        """max_bytes: of one model. spare_bytes: what a write leaves free on the file system for the store beside it."""
+        self._root = Path(root)
+        self._incoming = self._root / "incoming"
+        self._max_bytes = max_bytes
+        self._spare_bytes = spare_bytes
+        self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self._incoming.iterdir():
+            left.unlink()
+
+    async def stat(self, digest: str) -> Bytes | None:
+        """Size of the model, None when it is not here. Raises ShoalError(MODEL_DIGEST) for what is no digest."""
+        path = self._path(digest)
+        return await asyncio.to_thread(_size, path)
+
+    async def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
+        """Bytes from `offset` on, in chunks of CHUNK_BYTES, from one descriptor: a model that is deleted or replaced
+        meanwhile is still read to its end. The reader verifies the digest.
+
+        Raises ShoalError(MODEL_UNKNOWN | MODEL_DIGEST | MODEL_PATH | INVALID_ARGUMENT).
+        """
+        if offset < 0:
+            raise refuse(Code.INVALID_ARGUMENT, f"offset {offset}", "an offset of at least 0", "ask again from 0")
+        path = self._path(digest)
+        descriptor = await asyncio.to_thread(open_model, path)
+        try:
+            while chunk := await asyncio.to_thread(os.pread, descriptor, CHUNK_BYTES, offset):
+                offset += len(chunk)
+                yield chunk
+        finally:
+            os.close(descriptor)
+
+    async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
+        """The path of the complete, verified, durable file. A copy that is here already is replaced by the new bytes.
+
+        size: as declared; more bytes than that are refused as they come. Nothing is left behind by a failure.
+        Raises ShoalError(MODEL_TOO_LARGE | MODEL_DIGEST | DISK_FULL).
+        """
+        path = self._path(digest)
+        if not 0 < size <= self._max_bytes:
+            raise refuse(
+                Code.MODEL_TOO_LARGE,
+                f"{size} bytes declared",
+                f"1 byte to {show_bytes(self._max_bytes)}",
+                "push a smaller model, or raise the coordinator's limit",
+            )
+        descriptor, arriving = await asyncio.to_thread(self._begin, size)
+        try:
+            found, written = hashlib.sha256(), 0
+            async for chunk in chunks:
+                written += len(chunk)
+                if written > size:
+                    raise refuse(
+                        Code.MODEL_TOO_LARGE,
+                        f"more than the {size} bytes that were declared",
+                        f"{size} bytes",
+                        "declare the file's true size",
+                    )
+                await asyncio.to_thread(_append, descriptor, chunk, found)
+            if f"sha256:{found.hexdigest()}" != digest:
+                raise refuse(
+                    Code.MODEL_DIGEST,
+                    f"{written} of {size} bytes, sha256:{found.hexdigest()}",
+                    digest,
+                    "push again; if it stays, the file changed after its digest was taken",
+                )
+            await asyncio.to_thread(self._publish, descriptor, arriving, path)
+        except OSError as failed:
+            raise _refused(failed, size) from failed
+        finally:
+            os.close(descriptor)
+            await asyncio.to_thread(arriving.unlink, missing_ok=True)
+        return str(path)
+
+    async def delete(self, digest: str) -> None:
+        """Forgets the model; one that is not here is no error. Readers that hold it open read on."""
+        path = self._path(digest)
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    def _path(self, digest: str) -> Path:
+        match = _DIGEST.fullmatch(digest)
+        if match is None:
+            raise refuse(
+                Code.MODEL_DIGEST, f"{digest!r:.80}", "sha256: and 64 lower-case hex digits", "give the model's digest"
+            )
+        return self._root / match.group(1)
+
+    def _begin(self, size: int) -> tuple[int, Path]:
+        """An empty file to write into, if the file system has room for `size` bytes now."""
+        try:
+            free = shutil.disk_usage(self._incoming).free
+            if free < size + self._spare_bytes:
+                raise OSError(errno.ENOSPC, f"{show_bytes(free)} free")
+            descriptor, name = tempfile.mkstemp(dir=self._incoming)  # 0600, O_EXCL
+        except OSError as failed:
+            raise _refused(failed, size) from failed
+        return descriptor, Path(name)
+
+    def _publish(self, descriptor: int, arriving: Path, path: Path) -> None:
+        """Bytes, then name, then the directory's memory of the name."""
+        os.fchmod(descriptor, stat.S_IRUSR)
+        os.fsync(descriptor)
+        arriving.rename(path)
+        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def open_model(path: Path) -> int:
+    """A read-only descriptor of this very file: regular, with one name, reached through no link in its last component.
+
+    Opening does not wait (a FIFO without a writer would). Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH).
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except FileNotFoundError as failed:
+        raise refuse(Code.MODEL_UNKNOWN, path.name, "a stored model", "see `shoal model ls`") from failed
+    except (OSError, ValueError) as failed:
+        raise _no_file(path, str(failed)) from failed
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        kind = "a file with several names" if stat.S_ISREG(found.st_mode) else "not a regular file"
+        raise _no_file(path, kind)
+    return descriptor
+
+
+def _no_file(path: Path, found: str) -> ShoalError:
+    return refuse(
+        Code.MODEL_PATH, f"{path.name!r:.100}: {found}", "a regular file without links", "give the file itself"
+    )
+
+
+def _size(path: Path) -> Bytes | None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return Bytes(found.st_size) if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else None
+
+
+def _append(descriptor: int, chunk: bytes, digest: "hashlib._Hash") -> None:
+    digest.update(chunk)
+    view = memoryview(chunk)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _refused(failed: OSError, size: int) -> ShoalError:
+    if failed.errno in _FULL:
+        return refuse(
+            Code.DISK_FULL,
+            f"{failed.strerror or failed}",
+            f"{show_bytes(size)} for a model",
+            "remove unused models (`shoal model rm`) or enlarge the coordinator's disk",
+        )
+    return refuse(Code.INTERNAL, f"{failed}", "a writable model directory", "look at the coordinator's disk")

@@ -1,0 +1,159 @@
+"""Reads a stranger's model in a process of its own, which holds nothing worth taking and may die of it.
+
+The child gets the open file as its standard input and nothing else: no path, no environment, no descriptor of ours. It
+limits itself (memory, CPU time, no file written, few descriptors, a deadline of its own should we die) before it reads
+the first byte, takes itself off the network where the kernel allows an unprivileged network namespace (in many
+containers it does not; the child opens no socket either way), and answers with one message on a pipe.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from shoal.coordinator.blobs.directory import open_model
+from shoal.coordinator.blobs.inspect_child import PROFILE, REFUSAL, Errand
+from shoal.coordinator.core.graph import RULES, Rules
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Bytes, Seconds, show_bytes, show_seconds
+from shoal.v1 import nouns_pb2
+from shoal.wire import nouns
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionLimits:
+    """memory_bytes: address space of the child beyond four times the file (its bytes, parsed, and copies of tensors).
+
+    cpu_s: processor time. deadline_s: wall clock, start of the process included. answer_bytes: of its message.
+    """
+
+    memory_bytes: Bytes = Bytes(2**30)
+    cpu_s: Seconds = Seconds(30.0)
+    deadline_s: Seconds = Seconds(60.0)
+    answer_bytes: Bytes = Bytes(4 * 2**20)
+    at_once: int = 2
+    rules: Rules = RULES
+
+
+class ChildInspector:
+    """`ports.Inspector` by a child process for each model, at most `at_once` at a time."""
+
+    def __init__(self, limits: InspectionLimits | None = None) -> None:
+        self._limits = limits or InspectionLimits()
+        self._turn = asyncio.Semaphore(self._limits.at_once)
+
+    async def inspect(self, path: str, digest: str) -> ModelProfile:
+        """The profile of the file whose bytes have this digest; the descriptor that is hashed is the one that is read.
+
+        Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH | MODEL_TOO_LARGE | MODEL_DIGEST | MODEL_ARCHIVE | MODEL_INVALID |
+        CUSTOM_OP_DENIED) and nothing else but CancelledError.
+        """
+        descriptor = await asyncio.to_thread(open_model, Path(path))
+        try:
+            size = os.fstat(descriptor).st_size
+            if size > self._limits.rules.max_size_bytes:
+                raise refuse(
+                    Code.MODEL_TOO_LARGE,
+                    f"{size} bytes",
+                    f"at most {self._limits.rules.max_size_bytes} in one file",
+                    "a model in one protobuf file ends below 2 GiB: quantise it",
+                )
+            async with self._turn:
+                return await self._ask(descriptor, size, digest)
+        finally:
+            os.close(descriptor)
+
+    async def _ask(self, descriptor: int, size: int, digest: str) -> ModelProfile:
+        limits = self._limits
+        errand = Errand(digest, limits.memory_bytes + 4 * size, limits.cpu_s, limits.deadline_s, limits.rules)
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-B", "-m", "shoal.coordinator.blobs.inspect_child", errand.to_text()),
+                stdin=descriptor,
+                stdout=PIPE,
+                stderr=DEVNULL,
+                env={"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+                start_new_session=True,
+            )
+        except OSError as failed:
+            raise refuse(Code.INTERNAL, f"{failed}", "a process to inspect the model in", "try again") from failed
+        try:
+            async with asyncio.timeout(limits.deadline_s):
+                answer = await _answer(child, limits.answer_bytes)
+                status = await child.wait()
+        except TimeoutError as late:
+            raise _stopped("not done at its deadline", show_seconds(limits.deadline_s)) from late
+        finally:
+            await _end(child)
+        if status != 0:
+            raise _died(status, limits)
+        return _understood(answer, digest)
+
+
+async def _answer(child: Process, most: int) -> bytes:
+    """Everything the child says, up to `most` bytes."""
+    assert child.stdout is not None
+    said = bytearray()
+    while part := await child.stdout.read(most + 1 - len(said)):
+        said += part
+        if len(said) > most:
+            raise _stopped("a profile without end", show_bytes(most))
+    return bytes(said)
+
+
+async def _end(child: Process) -> None:
+    """The child is gone and its pipe drained, however we came here."""
+    assert child.stdout is not None
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+    while await child.stdout.read(2**16):
+        pass
+    await child.wait()
+
+
+def _understood(answer: bytes, digest: str) -> ModelProfile:
+    """A child that was taken over can say anything; it is checked like any message."""
+    kind, content = answer[:1], answer[1:]
+    try:
+        if kind == REFUSAL:
+            raise ShoalError(nouns.from_wire(Refusal, nouns_pb2.Refusal.FromString(content)))
+        if kind == PROFILE:
+            profile = nouns.from_wire(ModelProfile, nouns_pb2.ModelProfile.FromString(content))
+            if profile.digest == digest:
+                return profile
+    except DecodeError as failed:
+        raise _unreadable(f"{failed}") from failed
+    except ShoalError as refused:
+        if refused.code is Code.MESSAGE_INVALID:
+            raise _unreadable(refused.refusal.found) from refused
+        raise
+    raise _unreadable("no profile of this model")
+
+
+def _unreadable(found: str) -> ShoalError:
+    return refuse(
+        Code.MODEL_INVALID, f"its inspection answered: {found}", "a profile within the protocol's limits",
+        "names, lists or numbers in the model exceed what a profile holds: export it again",
+    )  # fmt: skip
+
+
+def _stopped(found: str, asked: str) -> ShoalError:
+    return refuse(
+        Code.MODEL_INVALID, f"inspection stopped: {found}", f"at most {asked}", "export a plainer model; see the limits"
+    )
+
+
+def _died(status: int, limits: InspectionLimits) -> ShoalError:
+    if status == -signal.SIGXCPU:
+        return _stopped("out of processor time", show_seconds(limits.cpu_s))
+    if status == -signal.SIGALRM:
+        return _stopped("not done at its deadline", show_seconds(limits.deadline_s))
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    return _stopped(f"the process that read it ended with {how}", f"{show_bytes(limits.memory_bytes)} and 4x the file")

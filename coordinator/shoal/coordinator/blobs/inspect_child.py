@@ -1,0 +1,114 @@
+"""The process that reads a stranger's model: limits itself, reads standard input, answers once on standard output.
+
+Started by `inspect.ChildInspector` only. The order matters: nothing of the model is read before every limit stands, and
+the libraries that read it are imported under those limits too.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from typing import Any, Final
+
+from shoal.coordinator.core.graph.rules import Rules
+from shoal.types.codes import Code, Refusal
+
+PROFILE: Final = b"P"
+REFUSAL: Final = b"R"
+
+_CLONE_NEWUSER: Final = 0x10000000
+_CLONE_NEWNET: Final = 0x40000000
+_PR_SET_NO_NEW_PRIVS: Final = 38
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What the child is asked: the model's digest, its own limits, the rules for the model."""
+
+    digest: str
+    memory_bytes: int
+    cpu_s: float
+    deadline_s: float
+    rules: Rules
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self), default=sorted)
+
+    @classmethod
+    def of_text(cls, text: str) -> "Errand":
+        given = json.loads(text)
+        rules = {item.name: given["rules"][item.name] for item in fields(Rules)}
+        sets = {name: frozenset(value) for name, value in rules.items() if isinstance(value, list)}
+        return cls(**{**given, "rules": Rules(**{**rules, **sets})})
+
+
+def main() -> None:
+    errand = Errand.of_text(sys.argv[1])
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no answer
+    confine(errand)
+    answer = bytes(inspect(errand))
+    while answer:
+        answer = answer[os.write(answers, answer) :]
+
+
+def confine(errand: Errand) -> None:
+    """Limits that the kernel keeps. Leaving the network needs an unprivileged user namespace; without, it stays."""
+    cpu = max(1, int(errand.cpu_s))
+    for what, soft, hard in (
+        (resource.RLIMIT_AS, errand.memory_bytes, errand.memory_bytes),
+        (resource.RLIMIT_CPU, cpu, cpu + 1),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_NOFILE, 32, 32),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        resource.setrlimit(what, (soft, hard))
+    signal.alarm(max(1, int(errand.deadline_s) + 1))
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+
+
+def inspect(errand: Errand) -> bytes:
+    """The serialized answer. Whatever a model makes our libraries raise is the model's fault here, and said."""
+    from shoal.wire import nouns
+
+    try:
+        answer: Any = _read(errand)
+    except MemoryError:
+        answer = Refusal(
+            Code.MODEL_INVALID,
+            "inspection stopped: out of memory",
+            f"at most {errand.memory_bytes} bytes of address space",
+            "export a plainer model; see the limits",
+        )
+    except Exception as failed:
+        answer = Refusal(
+            Code.MODEL_INVALID,
+            f"{type(failed).__name__}: {failed}"[:400].replace("\0", "?"),
+            "a model that can be read",
+            "export the model again",
+        )
+    kind = REFUSAL if isinstance(answer, Refusal) else PROFILE
+    return kind + bytes(nouns.to_wire(answer).SerializeToString())
+
+
+def _read(errand: Errand) -> Any:
+    from shoal.coordinator.core.graph import profile_of
+
+    size = os.fstat(0).st_size
+    content = os.pread(0, size, 0)
+    while len(content) < size and (more := os.pread(0, size - len(content), len(content))):
+        content += more
+    found = f"sha256:{sha256(content).hexdigest()}"
+    if found != errand.digest:
+        return Refusal(Code.MODEL_DIGEST, found, errand.digest, "push again; the file changed after it was verified")
+    return profile_of(content, errand.digest, errand.rules)
+
+
+if __name__ == "__main__":
+    main()
