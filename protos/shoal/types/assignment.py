@@ -1,6 +1,7 @@
 """Desired state down, observed state up: what a coordinator asks of a node, and what the node says is."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal.types.codes import Code
@@ -35,7 +36,7 @@ class Work:
     other_flops: float = 0.0
     bytes: float = 0.0
     nodes: int = 0
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

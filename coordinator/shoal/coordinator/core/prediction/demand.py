@@ -123,5 +123,5 @@ def work_of(profile: ModelProfile) -> Work:
         other_flops=flops[OperatorClass.COPY] + flops[OperatorClass.ELEMENTWISE],
         bytes=profile.bytes_moved,
         nodes=sum(cost.nodes for cost in profile.costs),
-        shapes=tuple(sorted((name, tuple(shape)) for name, shape in profile.reference_shapes.items())),
+        shapes=dict(profile.reference_shapes),
     )
