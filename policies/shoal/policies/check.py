@@ -378,9 +378,9 @@ def _relax(policy: Policy) -> Rule:
         "latency.p95": require.latency.p95 if require.latency else None,
         "limits.cost": limits.cost,
         "limits.energy": limits.energy,
-        "precision.allow": frozenset(require.precision.allow) if require.precision else None,
+        "precision.allow": _comparable("allow", require.precision.allow) if require.precision else None,
         "availability.replicas": available.replicas if available else 1,
-        "availability.spread": _SPREADS.index(available.spread) if available else 0,
+        "availability.spread": _comparable("spread", available.spread if available else "none"),
     }
     for index, step in enumerate(policy.spec.relax):
         for part, field in (name.split(".") for name in tuple(current)):
@@ -389,7 +389,7 @@ def _relax(policy: Policy) -> Rule:
             if asked is None:
                 continue
             name = f"{part}.{field}"
-            after = {"allow": lambda a: frozenset(a), "spread": _SPREADS.index}.get(field, lambda a: a)(asked)
+            after = _comparable(field, asked)
             before = current[name]
             path = ("spec", "relax", index, part, field)
             if before is None:
@@ -404,6 +404,17 @@ def _relax(policy: Policy) -> Rule:
             elif not (after < before if part == "availability" else after > before):
                 yield path, _unreachable(f"{name} tighter than before this step", "a step that loosens", _LOOSER[field])
             current[name] = after
+
+
+def _comparable(field: str, value: Any) -> Any:
+    """A value whose order says which is looser."""
+    match field:
+        case "allow":
+            return frozenset(value)
+        case "spread":
+            return _SPREADS.index(value)
+        case _:
+            return value
 
 
 _LOOSER: Final = {
@@ -421,11 +432,13 @@ def _workload(workload: Workload) -> Rule:
     sources = [spec.model.source, *(variant.source for variant in spec.model.variants)]
     for index, source in enumerate(sources[1:]):
         if source in sources[: index + 1]:
-            path = ("spec", "model", "variants", index, "source")
-            yield path, _no_effect(f"{source!r:.80} again", "each model once", "remove the variant")
+            yield (
+                ("spec", "model", "variants", index, "source"),
+                _no_effect(f"{source!r:.80} again", "each model once", "remove the variant"),
+            )
     for index, traffic in enumerate(spec.traffic):
         path = ("spec", "traffic", index)
-        if traffic.rate == 0:
+        if not traffic.rate:
             yield (*path, "rate"), _no_effect("a rate of zero", "more than zero", "remove this traffic")
         if traffic.peak is not None and traffic.peak < traffic.rate:
             yield (

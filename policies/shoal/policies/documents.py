@@ -269,6 +269,6 @@ def _links(
                 "apply the policy with it or before it",
             )
             yield document.problem(("spec", "policy"), refusal)
-        if policy in policies:
+        if policy is not None and policy in policies:
             for path, refusal in check_pair(document.value, policies[policy]):
                 yield document.problem(path, refusal)

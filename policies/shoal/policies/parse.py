@@ -124,8 +124,7 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 def _decode(text: str | bytes) -> str:
     """Size, encoding and characters, each refused where it is crossed."""
     if len(text) > MAX_BYTES or (isinstance(text, str) and _utf8_length(text) > MAX_BYTES):
-        head = text[:MAX_BYTES]
-        line = (head.count("\n") if isinstance(head, str) else head.count(b"\n")) + 1
+        line = 1 + (text.count("\n", 0, MAX_BYTES) if isinstance(text, str) else text.count(b"\n", 0, MAX_BYTES))
         raise _Stop(
             Position(line, 1),
             Code.YAML_TOO_LARGE,
@@ -135,12 +134,11 @@ def _decode(text: str | bytes) -> str:
         )
     if isinstance(text, bytes):
         try:
-            text = text.decode()
+            decoded = text.decode()
         except UnicodeDecodeError as error:
-            good = text[: error.start].decode()
-            raise _Stop(
-                _after(good), Code.YAML_INVALID, f"byte 0x{text[error.start]:02x}", "UTF-8", "save the file as UTF-8"
-            ) from error
+            at, bad_byte = _after(text[: error.start].decode()), f"byte 0x{text[error.start]:02x}"
+            raise _Stop(at, Code.YAML_INVALID, bad_byte, "UTF-8", "save the file as UTF-8") from error
+        return _decode(decoded)
     text = text.removeprefix("\ufeff")
     if bad := _UNPRINTABLE.search(text):
         raise _Stop(
@@ -176,7 +174,7 @@ class _Composer:
     def documents(self, text: str) -> Iterator[Node]:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self._text = text
-        self._events = yaml.parse(text, Loader=loader)  # type: ignore[no-untyped-call]
+        self._events = yaml.parse(text, Loader=loader)
         try:
             yield from self._stream()
         except yaml.MarkedYAMLError as error:
@@ -214,7 +212,7 @@ class _Composer:
     def _node(self, event: Any, depth: int) -> Node:
         at = _position(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(event.anchor, at)
+            return self._alias(str(event.anchor), at)
         if event.tag is not None:
             raise _Stop(
                 at,

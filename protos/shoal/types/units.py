@@ -145,7 +145,7 @@ def show_quantity(value: float, dimension: Dimension) -> str:
         text = f"{number}{space}{unit}"
         if "e" in number or parse_quantity(text, dimension) != value:
             continue
-        plain = factor == 1 and 0.1 <= value < 1000 and len(number) <= 6
+        plain = factor == 1 and (value == 0 or 0.1 <= value < 1000) and len(number) <= 6
         digits = len(number.replace(".", "").strip("0"))
         exact[not plain, digits, value < factor, len(number)] = text
     if exact:
