@@ -2,8 +2,8 @@
 
 import math
 
-from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.demand import Demand, OperatorClass, demand_of
+from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.types.assignment import Measured, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, EnergySource
@@ -35,8 +35,8 @@ def predict(
     """One model on one device, `batch` requests at once, one batch in flight.
 
     measured: from warming this model on this very device; replaces the analytic figures. served: service since, blended
-    in by count. demand: `demand_of(profile)`, where the caller has it. CAPABILITY_UNMEASURED where neither a receipt nor a
-    measurement says what the device can do.
+    in by count. demand: `demand_of(profile)`, where the caller has it. CAPABILITY_UNMEASURED where neither a receipt
+    nor a measurement says what the device can do.
     """
     demand = demand_of(profile) if demand is None else demand
     seconds = math.nan if receipt is None else service_seconds(demand, receipt.rates, precision, batch)
