@@ -1,0 +1,311 @@
+"""Reads the record of a run and says what must not have happened.
+
+The judge stands apart: it imports nothing of the code under test, and believes only events (`at`, `kind`, `facts`). Each
+rule is a small model of what is promised; it takes the events one by one and answers with violations.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+
+class Happened(Protocol):
+    """An event of the record."""
+
+    @property
+    def at(self) -> float: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+
+
+class Rule(Protocol):
+    def take(self, event: Happened) -> str | None:
+        """What this event violates; None: nothing."""
+        ...
+
+
+class AcknowledgedWrites:
+    """I6, I9: what the store acknowledged is there after every restart, and nothing that was never written."""
+
+    def __init__(self) -> None:
+        self._commits: dict[int, Mapping[str, Any]] = {}
+        self._acked: set[int] = set()
+
+    def take(self, event: Happened) -> str | None:
+        match event.kind:
+            case "store.commit":
+                self._commits[event.facts["revision"]] = event.facts
+            case "store.acked":
+                self._acked.add(event.facts["revision"])
+            case "store.recovered":
+                return self._recovered(event.facts["revision"], dict(event.facts["contents"]))
+        return None
+
+    def _recovered(self, revision: int, contents: dict[str, str]) -> str | None:
+        lost = sorted(acked for acked in self._acked if acked > revision)
+        if lost:
+            return f"acknowledged writes are lost: revisions {lost}, recovered to {revision}"
+        self._commits = {number: commit for number, commit in self._commits.items() if number <= revision}
+        expected: dict[str, str] = {}
+        for number in sorted(self._commits):
+            expected.update(self._commits[number]["puts"])
+            for key in self._commits[number]["deletes"]:
+                expected.pop(key, None)
+        if expected != contents:
+            wrong = sorted(key for key in expected.keys() | contents.keys() if expected.get(key) != contents.get(key))
+            return f"the store came back with other contents than were written: {wrong}"
+        return None
+
+
+class JournalKept:
+    """I9 on agents: a saved desired set is what the next boot loads, or a newer one."""
+
+    def __init__(self) -> None:
+        self._saved: dict[str, tuple[Any, str]] = {}
+
+    def take(self, event: Happened) -> str | None:
+        if event.kind == "journal.saved":
+            self._saved[event.facts["node"]] = (event.facts["version"], event.facts["content"])
+        if event.kind == "journal.loaded":
+            node, version = event.facts["node"], event.facts["version"]
+            saved = self._saved.get(node)
+            if saved is not None and event.facts["content"] != saved[1]:
+                older = version is None or (version[0] == saved[0][0] and version[1:] <= saved[0][1:])
+                if older:
+                    return f"{node} saved {saved[0]} and loaded {version}"
+            if version is not None:
+                self._saved[node] = (version, event.facts["content"])
+        return None
+
+
+class Persisted:
+    """Agents act on and report only what is on their disk; within one history term and generation never go back, and
+    a history that was left is never taken up again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, set[str]] = defaultdict(set)
+        self._versions: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+
+    def take(self, event: Happened) -> str | None:
+        match event.kind:
+            case "journal.saved" | "journal.loaded" if event.facts["version"] is not None:
+                return self._saved(event.facts["node"], event.facts["version"], event.facts["assignments"])
+            case "worker.start":
+                node, assignment = event.facts["node"], event.facts["assignment"]
+                if assignment not in self._known[node]:
+                    return f"{node} started {assignment} before any desired set with it was on its disk"
+            case "agent.sent" if event.facts["what"] == "status" and event.facts["version"] is not None:
+                if event.facts["version"] not in self._versions[event.facts["node"]]:
+                    return f"{event.facts['node']} reported {event.facts['version']}, which is not on its disk"
+        return None
+
+    def _saved(self, node: str, version: tuple[str, int, int], assignments: Iterable[str]) -> str | None:
+        self._known[node].update(assignments)
+        before = self._versions[node]
+        if version in before[-1:]:
+            return None
+        before.append(version)
+        same = [each for each in before[:-1] if each[0] == version[0]]
+        if any(each[1] > version[1] or each[2] > version[2] for each in same):
+            return f"{node} went back to {version} after {same[-1]}"
+        if same and before[-2][0] != version[0]:
+            return f"{node} took up history {version[0]} again after {before[-2][0]}"
+        return None
+
+
+class OneTruth:
+    """A (node, history, generation) names one desired set; what a coordinator sends never gets older."""
+
+    def __init__(self) -> None:
+        self._content: dict[tuple[str, str, int], str] = {}
+        self._newest: dict[tuple[str, str], int] = defaultdict(int)
+        self._epoch: dict[tuple[str, str], int] = defaultdict(int)
+
+    def take(self, event: Happened) -> str | None:
+        facts = event.facts
+        if event.kind == "link.opened":
+            key = (facts["node"], facts["history"])
+            if facts["epoch"] <= self._epoch[key]:
+                return f"epoch {facts['epoch']} for {facts['node']} after {self._epoch[key]}"
+            self._epoch[key] = facts["epoch"]
+        if event.kind == "coordinator.sent" and facts["what"] == "desired":
+            history, _, generation = facts["version"]
+            node = facts["node"]
+            known = self._content.setdefault((node, history, generation), facts["content"])
+            if known != facts["content"]:
+                return f"two desired sets for {node} are both {facts['version']}"
+            if generation < self._newest[node, history]:
+                return f"{node} was sent {facts['version']} after generation {self._newest[node, history]}"
+            self._newest[node, history] = generation
+        return None
+
+
+class Replicas:
+    """I4, I10 and make-before-break: only warmed replicas answer or are reported ready, none is stopped under its
+    requests, and the last healthy replica of a wanted workload is not stopped."""
+
+    GRACE_S = 15.0
+    """A coordinator may act on a report this old."""
+    DRAIN_S = 29.0
+
+    def __init__(self) -> None:
+        self._ready: dict[tuple[str, str], str] = {}
+        self._started: set[tuple[str, str]] = set()
+        self._was_ready: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+        self._closed_at: dict[tuple[str, str], float] = {}
+        self._wanted: set[str] = set()
+
+    def take(self, event: Happened) -> str | None:
+        facts = event.facts
+        match event.kind:
+            case "worker.start":
+                self._ready.pop((facts["node"], facts["assignment"]), None)
+                self._started.add((facts["node"], facts["assignment"]))
+            case "worker.ready":
+                self._ready[facts["node"], facts["assignment"]] = facts["workload"]
+                self._started.discard((facts["node"], facts["assignment"]))
+            case "worker.died":
+                self._end(event, (facts["node"], facts["assignment"]))
+            case "worker.stop":
+                return self._stopped(event)
+            case "front.configured":
+                self._configured(event)
+            case "request.answered":
+                if (facts["node"], facts["assignment"]) not in self._ready and not facts["late"]:
+                    return f"a request was answered by {facts['assignment']} on {facts['node']}, which was not warm"
+            case "agent.sent" if facts["what"] == "status":
+                for assignment, phase in facts["phases"]:
+                    if phase == "ready" and (facts["node"], assignment) in self._started:
+                        return f"{facts['node']} reported {assignment} ready while it was loading"
+            case "operator.wanted":
+                self._wanted = set(facts["workloads"])
+        return None
+
+    def _configured(self, event: Happened) -> None:
+        node, open_now = event.facts["node"], set(event.facts["workers"])
+        for key in self._ready:
+            if key[0] == node:
+                if key[1] in open_now:
+                    self._closed_at.pop(key, None)
+                else:
+                    self._closed_at.setdefault(key, event.at)
+
+    def _stopped(self, event: Happened) -> str | None:
+        facts = event.facts
+        key = (facts["node"], facts["assignment"])
+        was_ready = key in self._ready
+        closed_at = self._closed_at.get(key)
+        workload = self._ready.get(key, "")
+        self._end(event, key)
+        if not was_ready:
+            return None
+        if facts["in_flight"] and event.at - (event.at if closed_at is None else closed_at) < self.DRAIN_S:
+            return f"{key[1]} on {key[0]} was stopped with {facts['in_flight']} requests in flight"
+        if workload in self._wanted and not self._another(workload, event.at):
+            return f"the last ready replica of {workload}, {key[1]} on {key[0]}, was stopped"
+        return None
+
+    def _another(self, workload: str, now: float) -> bool:
+        if workload in self._ready.values():
+            return True
+        ends = [at for key, at in self._was_ready[workload].items() if now - at < self.GRACE_S and at < now]
+        return bool(ends)
+
+    def _end(self, event: Happened, key: tuple[str, str]) -> None:
+        self._started.discard(key)
+        self._closed_at.pop(key, None)
+        workload = self._ready.pop(key, None)
+        if workload is not None:
+            self._was_ready[workload][key] = event.at
+
+
+class Poison:
+    """A model that crashes at load is placed on at most two nodes."""
+
+    def __init__(self) -> None:
+        self._touched: dict[str, set[str]] = defaultdict(set)
+
+    def take(self, event: Happened) -> str | None:
+        if event.kind == "worker.died" and event.facts["why"] == "crashed at load":
+            nodes = self._touched[event.facts["model"]]
+            nodes.add(event.facts["node"])
+            if len(nodes) > 2:
+                return f"{event.facts['model']} crashed at load on {len(nodes)} nodes"
+        return None
+
+
+class NoHerd:
+    """Retries are spread: agents that failed together do not call together, again and again."""
+
+    WINDOW_S = 0.005
+    ROUNDS = 4
+
+    def __init__(self) -> None:
+        self._calls: dict[str, list[float]] = defaultdict(list)
+
+    def take(self, event: Happened) -> str | None:
+        if event.kind == "link.opened":
+            self._calls.pop(event.facts["node"], None)
+        if event.kind == "link.connect":
+            node = event.facts["node"]
+            mine = self._calls[node]
+            mine.append(event.at)
+            for other, calls in self._calls.items():
+                if other != node and self._together(mine, calls):
+                    return f"{node} and {other} called at the same moments, {self.ROUNDS} times in a row"
+        return None
+
+    def _together(self, mine: list[float], others: list[float]) -> bool:
+        if len(mine) <= self.ROUNDS or len(others) <= self.ROUNDS:
+            return False
+        pairs = zip(mine[-self.ROUNDS :], others[-self.ROUNDS :], strict=True)
+        return all(abs(one - other) < self.WINDOW_S for one, other in pairs)
+
+
+class Operators:
+    """Each acknowledged change of a document is kept: what is read in the end is the last acknowledged one, or one whose
+    answer never came."""
+
+    def __init__(self) -> None:
+        self._possible: dict[str, set[str]] = defaultdict(lambda: {""})
+
+    def take(self, event: Happened) -> str | None:
+        facts = event.facts
+        match event.kind:
+            case "operator.done" if facts["outcome"] == "ok":
+                self._possible[facts["document"]] = {facts["content"]}
+            case "operator.done" if facts["outcome"] == "unknown":
+                self._possible[facts["document"]].add(facts["content"])
+            case "operator.read":
+                held = dict(facts["documents"])
+                for name, possible in self._possible.items():
+                    if held.get(name, "") not in possible:
+                        return f"{name} is {held.get(name, '')!r}, which is none of {sorted(possible)}"
+        return None
+
+
+def rules() -> tuple[Rule, ...]:
+    return (
+        AcknowledgedWrites(),
+        JournalKept(),
+        Persisted(),
+        OneTruth(),
+        Replicas(),
+        Poison(),
+        NoHerd(),
+        Operators(),
+    )
+
+
+def judge(history: Iterable[Happened]) -> list[str]:
+    """Every violation in the order of events, each with its time and the rule's name."""
+    found: list[str] = []
+    standing = rules()
+    for event in history:
+        for rule in standing:
+            violation = rule.take(event)
+            if violation is not None:
+                found.append(f"{event.at:.4f} s: {type(rule).__name__}: {violation}")
+    return found

@@ -1,0 +1,492 @@
+"""One machine of the region: its devices as a model, its workers and its front as processes of their own.
+
+A worker survives its supervisor's death and is adopted by the next; a power cut ends them all. What a model does when
+it is loaded is its `Behaviour`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from shoal.agent.ports import (
+    FrontStats,
+    LocalWorker,
+    Pace,
+    WorkerAdopted,
+    WorkerEvent,
+    WorkerExited,
+    WorkerFailed,
+    WorkerPhase,
+    WorkerReady,
+    WorkerStats,
+)
+from shoal.simulator.disk import Disk
+from shoal.simulator.network import Network
+from shoal.simulator.world import Clock, Process, World
+from shoal.types.assignment import Assignment, Credential, Ingress, Measured, Served
+from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Role
+from shoal.types.profile import TensorSpec
+from shoal.types.receipt import Rates, Receipt
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.units import Bytes, Joules, Seconds, Watts
+from shoal.types.workload import WorkloadKey
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What one model does on a worker. serve_s: mean seconds of a request; crash_*: chance of taking the worker down."""
+
+    load_s: float = 0.3
+    serve_s: float = 0.02
+    crash_at_load: float = 0.0
+    crash_at_request: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A device as it is modelled: its rates, and the memory it has."""
+
+    device: Device
+    flops: float
+
+
+def chip(name: str, flops: float, memory: int) -> Chip:
+    device = Device(
+        name=name,
+        kind=DeviceKind.CPU,
+        vendor="sim",
+        model="modelled",
+        driver="modelled",
+        driver_version="1",
+        runtime_version="1",
+        provider="CPUExecutionProvider",
+        memory_bytes=Bytes(memory),
+        emulated=True,
+        profile="simulator",
+        profile_source="shoal.simulator.machine",
+    )
+    return Chip(device, flops)
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, process: Process, assignment: Assignment) -> None:
+        self.process = process
+        self.assignment = assignment
+        self.ready: WorkerReady | None = None
+        self.in_flight = 0
+        self.requests = 0
+        self.errors = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+
+class FrontProcess:
+    """The data plane of one machine: what it was last told, and what it counted."""
+
+    def __init__(self) -> None:
+        self.alive = False
+        self.routes: Mapping[WorkloadKey, Route] = {}
+        self.workers: Mapping[str, LocalWorker] = {}
+        self.counts: dict[WorkloadKey, Ingress] = {}
+
+
+class Machine:
+    """What stands in one place and loses power together."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        role: Role,
+        chips: tuple[Chip, ...],
+        models: Mapping[str, Behaviour],
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.name = name
+        self.role = role
+        self.chips = {each.device.name: each for each in chips}
+        self.models = models
+        self.chance = world.chance.stream(f"machine/{name}")
+        self.clock = Clock(world, booted_at=self.chance.between(1.0, 1e5))
+        self.disk = Disk(world, name)
+        self.bytes: dict[str, bool] = {}
+        self.workers: dict[str, Worker] = {}
+        self.front = FrontProcess()
+        self.supervisor: Process | None = None
+        self.sink: asyncio.Queue[WorkerEvent] | None = None
+        self.lost_devices: set[str] = set()
+        self.boots = 0
+        self.powered = True
+
+    def emit(self, event: WorkerEvent) -> None:
+        if self.sink is not None and self.supervisor is not None and self.supervisor.alive:
+            self.sink.put_nowait(event)
+
+    def used(self, device: str) -> int:
+        return sum(
+            worker.assignment.memory_bytes for worker in self.workers.values() if worker.assignment.device == device
+        )
+
+    def kill_worker(self, assignment: str, *, own_fault: bool, why: str) -> None:
+        """The worker process is gone; whoever supervises sees its exit."""
+        worker = self.workers.pop(assignment, None)
+        if worker is None:
+            return
+        worker.process.die()
+        self.world.record(
+            "worker.died", node=self.name, assignment=assignment, model=worker.assignment.model, own=own_fault, why=why
+        )
+        code = Code.WORKER_CRASHED if own_fault else Code.WORKER_KILLED
+        refusal = Refusal(code, why, "a running worker", "it is started again by itself")
+        self.emit(WorkerExited(assignment, own_fault, refusal))
+
+    def kill_front(self) -> None:
+        """It is started again at once, with what it was last told."""
+        if self.front.alive:
+            self.front.alive = False
+            self.world.record("front.died", node=self.name)
+            self.world.later(self.chance.between(0.02, 0.2), self._front_again)
+
+    def power_cut(self) -> None:
+        """Everything on the machine stops; the disk keeps what was flushed."""
+        if self.supervisor is not None:
+            self.supervisor.die()
+        for name in sorted(self.workers):
+            worker = self.workers.pop(name)
+            worker.process.die()
+            self.world.record(
+                "worker.died", node=self.name, assignment=name, model=worker.assignment.model, own=False, why="power"
+            )
+        self.front = FrontProcess()
+        lost = self.disk.power_cut()
+        self.world.record("fault.power", node=self.name, lost=lost)
+
+    def _front_again(self) -> None:
+        if self.supervisor is not None and self.supervisor.alive:
+            self.front.alive = True
+        else:
+            self.front.routes = {}
+
+    async def request(self, workload: WorkloadKey, *, forwarded: bool = False) -> tuple[Code | None, str]:
+        """One inference request at this machine's front: (None, the assignment that answered) or (code, '')."""
+        front = self.front
+        if not front.alive:
+            return Code.REPLICA_UNREACHABLE, ""
+        route = front.routes.get(workload)
+        if route is None:
+            return Code.MODEL_NOT_FOUND, ""
+        tried: set[str] = set()
+        crashed = False
+        while True:
+            choices = [each for each in self._choices(route, forwarded=forwarded) if each.assignment not in tried]
+            if not choices:
+                return (Code.REPLICA_UNREACHABLE if tried else Code.MODEL_NOT_READY), ""
+            endpoint = self.chance.pick(choices)
+            tried.add(endpoint.assignment)
+            code, assignment = await self._try(endpoint, workload)
+            if code is None:
+                return None, assignment
+            if code is Code.WORKER_CRASHED:
+                if crashed:
+                    return Code.REQUEST_CRASHED_WORKER, ""
+                crashed = True
+            if not front.alive:
+                return Code.REPLICA_UNREACHABLE, ""
+
+    def _choices(self, route: Route, *, forwarded: bool) -> list[Endpoint]:
+        return [
+            each
+            for each in route.endpoints
+            if each.state is EndpointState.READY
+            and each.weight > 0
+            and (each.assignment in self.front.workers if each.kind is EndpointKind.LOCAL else not forwarded)
+        ]
+
+    async def _try(self, endpoint: Endpoint, workload: WorkloadKey) -> tuple[Code | None, str]:
+        if endpoint.kind is EndpointKind.LOCAL:
+            return await self._infer(endpoint.assignment)
+        there = self.network.transit(self.name, endpoint.node)
+        peer = self.network.machines.get(endpoint.node)
+        if there is None or peer is None:
+            await asyncio.sleep(0.5)
+            return Code.REPLICA_UNREACHABLE, ""
+        await asyncio.sleep(there)
+        answer = await peer.request(workload, forwarded=True)
+        back = self.network.transit(endpoint.node, self.name)
+        if back is None:
+            await asyncio.sleep(0.5)
+            return Code.REPLICA_UNREACHABLE, ""
+        await asyncio.sleep(back)
+        return answer
+
+    async def _infer(self, assignment: str) -> tuple[Code | None, str]:
+        worker = self.workers.get(assignment)
+        if worker is None or worker.ready is None:
+            return Code.REPLICA_UNREACHABLE, ""
+        behaviour = self.models[worker.assignment.model]
+        worker.in_flight += 1
+        await asyncio.sleep(self.chance.between(0.5, 1.5) * behaviour.serve_s)
+        worker.in_flight -= 1
+        if not worker.alive:
+            worker.errors += 1
+            return Code.WORKER_CRASHED, ""
+        if self.chance.happens(behaviour.crash_at_request):
+            self.kill_worker(assignment, own_fault=True, why="crashed at a request")
+            return Code.WORKER_CRASHED, ""
+        worker.requests += 1
+        return None, assignment
+
+
+class Driver:
+    """The Driver port over the machine's chips."""
+
+    def __init__(self, process: Process, machine: Machine) -> None:
+        self._process = process
+        self._machine = machine
+
+    def discover(self) -> tuple[Device, ...]:
+        self._process.check()
+        lost = self._machine.lost_devices
+        return tuple(each.device for name, each in self._machine.chips.items() if name not in lost)
+
+    def read(self, device: str) -> Reading:
+        self._process.check()
+        machine = self._machine
+        if device in machine.lost_devices or device not in machine.chips:
+            raise refuse(Code.DEVICE_LOST, f"{device} does not answer", "a device", "check its driver")
+        total = machine.chips[device].device.memory_bytes
+        return Reading(
+            device=device,
+            free_bytes=Bytes(max(0, total - machine.used(device))),
+            utilisation=0.1,
+            temperature_c=45.0,
+            power_w=Watts(10.0),
+            energy_j=machine.world.now() * 10.0,
+            taken_at=machine.clock.wall(),
+        )
+
+    def pace(self, device: str) -> Pace | None:
+        return None
+
+
+class Workers:
+    """The Workers port."""
+
+    def __init__(self, process: Process, machine: Machine) -> None:
+        self._process = process
+        self._machine = machine
+        self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
+        machine.sink = self._events
+
+    async def adopt(self) -> tuple[WorkerAdopted, ...]:
+        self._process.gate("adopt workers")
+        await asyncio.sleep(0.005)
+        self._process.gate("adopted workers")
+        machine = self._machine
+        adopted = tuple(WorkerAdopted(name, worker.ready) for name, worker in sorted(machine.workers.items()))
+        machine.world.record(
+            "worker.adopted", node=machine.name, assignments=tuple(each.assignment for each in adopted)
+        )
+        return adopted
+
+    async def start(self, assignment: Assignment, path: str) -> None:
+        self._process.gate(f"start {assignment.id}")
+        machine = self._machine
+        machine.world.record(
+            "worker.start",
+            node=machine.name,
+            assignment=assignment.id,
+            workload=str(assignment.workload),
+            model=assignment.model,
+            device=assignment.device,
+        )
+        if assignment.id in machine.workers:
+            machine.world.fail(f"{assignment.id} is started twice on {machine.name}")
+            return
+        process = Process(machine.world, f"worker-{machine.name}-{assignment.id}")
+        worker = Worker(process, assignment)
+        machine.workers[assignment.id] = worker
+        process.spawn(self._load(worker), "load")
+        self._process.gate(f"started {assignment.id}")
+
+    async def stop(self, assignment: str) -> None:
+        self._process.gate(f"stop {assignment}")
+        machine = self._machine
+        worker = machine.workers.pop(assignment, None)
+        if worker is None:
+            return
+        worker.process.die()
+        machine.world.record(
+            "worker.stop",
+            node=machine.name,
+            assignment=assignment,
+            workload=str(worker.assignment.workload),
+            ready=worker.ready is not None,
+            in_flight=worker.in_flight,
+        )
+        self._process.gate(f"stopped {assignment}")
+
+    def local(self, assignment: str) -> LocalWorker | None:
+        self._process.check()
+        worker = self._machine.workers.get(assignment)
+        if worker is None:
+            return None
+        return LocalWorker(assignment, worker.assignment.workload, f"/run/{assignment}.sock", "nonce")
+
+    async def probe(self, device: Device) -> Receipt:
+        self._process.gate(f"probe {device.name}")
+        machine = self._machine
+        seconds = machine.chance.between(0.5, 2.0)
+        await asyncio.sleep(seconds)
+        self._process.gate(f"probed {device.name}")
+        known = machine.chips.get(device.name)
+        if known is None or device.name in machine.lost_devices:
+            raise refuse(Code.DEVICE_LOST, f"{device.name} does not answer", "a device", "check its driver")
+        return Receipt(
+            node=machine.name,
+            device=device.name,
+            provider=device.provider,
+            driver_version=device.driver_version,
+            runtime_version=device.runtime_version,
+            precisions=("fp32",),
+            operators=(),
+            rates=Rates(
+                matmul_flops={"fp32": known.flops},
+                conv_flops={"fp32": known.flops},
+                elementwise_bytes=1e10,
+                copy_bytes=1e10,
+                launch_s=Seconds(5e-5),
+                node_s=Seconds(2e-6),
+                load_bytes=1e9,
+                idle_w=Watts(5.0),
+                active_w=Watts(15.0),
+                energy_source=EnergySource.PROFILE,
+            ),
+            memory_bytes=device.memory_bytes,
+            spread=0.1,
+            measured_at=machine.clock.wall(),
+            probe_s=Seconds(seconds),
+            emulated=True,
+            source="simulator",
+        )
+
+    async def events(self) -> AsyncIterator[WorkerEvent]:
+        while True:
+            event = await self._events.get()
+            self._process.gate("worker event")
+            yield event
+
+    async def stats(self) -> tuple[WorkerStats, ...]:
+        self._process.gate("worker stats")
+        return tuple(
+            WorkerStats(name, worker.in_flight, (_served(worker),))
+            for name, worker in sorted(self._machine.workers.items())
+            if worker.ready is not None
+        )
+
+    async def close(self, *, keep: bool) -> None:
+        self._process.gate("close workers")
+        if not keep:
+            for name in sorted(self._machine.workers):
+                await self.stop(name)
+
+    async def _load(self, worker: Worker) -> None:
+        """A worker's life up to readiness; runs in the worker's own process."""
+        machine, asked = self._machine, worker.assignment
+        behaviour = machine.models[asked.model]
+        await asyncio.sleep(machine.chance.between(0.02, 0.2))
+        machine.emit(WorkerPhase(asked.id, "loading"))
+        if not machine.bytes.get(asked.model, False):
+            refusal = Refusal(Code.MODEL_DIGEST, "other bytes", asked.model, "it is fetched again by itself")
+            machine.emit(WorkerFailed(asked.id, refusal))
+            return
+        await asyncio.sleep(machine.chance.between(0.5, 1.5) * behaviour.load_s)
+        if machine.chance.happens(behaviour.crash_at_load):
+            machine.kill_worker(asked.id, own_fault=True, why="crashed at load")
+            return
+        machine.emit(WorkerPhase(asked.id, "warming"))
+        await asyncio.sleep(machine.chance.between(0.05, 0.3))
+        measured = Measured(
+            load_s=Seconds(behaviour.load_s),
+            memory_bytes=Bytes(int(asked.memory_bytes * 0.8)),
+            latency_p50_s=Seconds(behaviour.serve_s),
+            latency_p95_s=Seconds(behaviour.serve_s * 1.5),
+            joules=Joules(behaviour.serve_s * 10.0),
+            energy_source=EnergySource.PROFILE,
+            samples=8,
+        )
+        spec = TensorSpec("x", "FP32", (1, 4))
+        worker.ready = WorkerReady(asked.id, measured, (spec,), (spec,))
+        machine.world.record(
+            "worker.ready", node=machine.name, assignment=asked.id, workload=str(asked.workload), model=asked.model
+        )
+        machine.emit(worker.ready)
+
+
+def _served(worker: Worker) -> Served:
+    measured = worker.ready.measured if worker.ready else None
+    p50 = measured.latency_p50_s if measured else Seconds(0.0)
+    return Served(
+        origin="",
+        requests=worker.requests,
+        errors=worker.errors,
+        latency_p50_s=p50,
+        latency_p95_s=Seconds(p50 * 1.5),
+        joules=Joules(worker.requests * 0.1),
+        energy_source=EnergySource.PROFILE,
+    )
+
+
+class Front:
+    """The Front port: the supervisor's hand on the machine's front process."""
+
+    def __init__(self, process: Process, machine: Machine) -> None:
+        self._process = process
+        self._machine = machine
+
+    async def configure(
+        self,
+        routes: tuple[Route, ...],
+        credentials: tuple[Credential, ...],
+        workers: tuple[LocalWorker, ...] = (),
+    ) -> None:
+        self._process.gate("configure front")
+        await asyncio.sleep(0.001)
+        self._process.check()
+        machine = self._machine
+        front = machine.front
+        front.routes = {route.workload: route for route in routes}
+        front.workers = {worker.assignment: worker for worker in workers}
+        front.alive = True
+        machine.world.record(
+            "front.configured",
+            node=machine.name,
+            workers=tuple(worker.assignment for worker in workers),
+            routes=tuple(
+                (
+                    str(route.workload),
+                    route.generation,
+                    tuple((each.assignment, each.node, str(each.state)) for each in route.endpoints),
+                )
+                for route in routes
+            ),
+        )
+        self._process.gate("configured front")
+
+    async def stats(self) -> FrontStats:
+        self._process.gate("front stats")
+        machine = self._machine
+        in_flight = tuple((name, worker.in_flight) for name, worker in sorted(machine.workers.items()))
+        return FrontStats(machine.front.alive, tuple(machine.front.counts.values()), in_flight)
+
+    async def close(self, *, keep: bool) -> None:
+        self._process.gate("close front")
+        if not keep:
+            self._machine.front = FrontProcess()

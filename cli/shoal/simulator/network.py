@@ -1,0 +1,380 @@
+"""Links with loss, delay, duplication, reordering and cuts, each direction on its own.
+
+An agent's session carries the real nouns as the real bytes of `shoal.wire`. As a *stream* (gRPC over TCP) a lost packet
+only comes late, and a cut holds everything back until it heals or either end gives up; as *datagrams* (what a broker
+with QoS 0 would do) every message is lost, doubled, delayed or overtaken on its own.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.simulator.world import Process, World
+from shoal.types.assignment import DesiredSet, Status, Version
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.link import FromAgent, Hello, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
+from shoal.v1 import link_pb2
+from shoal.wire import nouns
+
+if TYPE_CHECKING:
+    from shoal.simulator.machine import Machine
+
+COORDINATOR = "coordinator"
+CONNECT_TIMEOUT_S = 3.0
+KEEPALIVE_S = 5.0
+
+
+@dataclass(slots=True)
+class Conditions:
+    """One direction between two machines, now. delay_s: mean; late: chance of ten times that."""
+
+    cut: bool = False
+    loss: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0
+    delay_s: float = 0.002
+
+
+class Events(Protocol):
+    """The coordinator's LinkEvents port, from the caller's side."""
+
+    async def opened(self, node: str, role: Role, hello: Hello) -> Welcome | Refusal: ...
+    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None: ...
+    async def closed(self, node: str, epoch: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Listener:
+    process: Process
+    events: Events
+    sessions: dict[str, "_Session"] = field(default_factory=dict)
+
+
+class Network:
+    """Every path of the region."""
+
+    def __init__(self, world: World, *, datagrams: bool = False) -> None:
+        self.world = world
+        self.datagrams = datagrams
+        self.listener: Listener | None = None
+        self.chance = world.chance.stream("network")
+        self._paths: dict[tuple[str, str], Conditions] = {}
+        self.machines: dict[str, Machine] = {}
+        self._sessions: list[_Session] = []
+
+    def path(self, source: str, target: str) -> Conditions:
+        """The conditions of one direction; change them to change the weather."""
+        return self._paths.setdefault((source, target), Conditions())
+
+    def paths(self) -> tuple[Conditions, ...]:
+        return tuple(self._paths.values())
+
+    def open_both_ways(self, one: str, other: str) -> bool:
+        return one == other or not (self.path(one, other).cut or self.path(other, one).cut)
+
+    def listen(self, process: Process, events: Events) -> "AgentLinks":
+        """The coordinator's end is up: `events` hears of every session."""
+        self.listener = Listener(process, events)
+        process.on_death(self._listener_died)
+        return AgentLinks(process, self.listener)
+
+    def healed(self) -> None:
+        """Streams send again what a cut held back."""
+        for session in self._sessions:
+            session.up.retransmit()
+            session.down.retransmit()
+
+    def transit(self, source: str, target: str) -> float | None:
+        """Seconds that one message takes now; None: it is lost."""
+        path = self.path(source, target)
+        if path.cut or self.chance.happens(path.loss):
+            return None
+        return self.delay(path)
+
+    def delay(self, path: Conditions) -> float:
+        stretch = 10.0 if self.chance.happens(path.late) else 1.0
+        return 0.0002 + stretch * self.chance.delay(path.delay_s)
+
+    async def connect(self, process: Process, node: str, hello: Hello) -> "Session":
+        """One session for `node`. Raises ShoalError(COORDINATOR_UNREACHABLE) or what the coordinator answers."""
+        data = nouns.from_agent_to_wire(hello).SerializeToString()
+        process.gate("connect")
+        self.world.record("link.connect", node=node, holds=_version(hello.holds))
+        there = self.transit(node, COORDINATOR)
+        if there is None:
+            await asyncio.sleep(CONNECT_TIMEOUT_S)
+            raise _unreachable("no answer")
+        await asyncio.sleep(there)
+        listener = self.listener
+        if listener is None or not listener.process.alive:
+            await asyncio.sleep(self.delay(self.path(COORDINATOR, node)))
+            raise _unreachable("connection refused")
+        session = _Session(self, node, listener, process)
+        listener.process.spawn(session.serve(data, hello.node.role), f"session-{node}")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                answer = await session.answer
+        except (TimeoutError, asyncio.CancelledError) as cause:
+            session.client_left()
+            if isinstance(cause, TimeoutError):
+                raise _unreachable("no answer") from cause
+            raise
+        process.check()
+        if isinstance(answer, Refusal):
+            raise ShoalError(answer)
+        self._sessions = [known for known in self._sessions if known.up.open or known.down.open]
+        self._sessions.append(session)
+        process.on_death(session.client_left)
+        session.watch()
+        return Session(process, session, answer)
+
+    def _listener_died(self) -> None:
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            for session in tuple(listener.sessions.values()):
+                session.server_left()
+
+
+class Link:
+    """The agent's Link port."""
+
+    def __init__(self, process: Process, network: Network, node: str) -> None:
+        self._process = process
+        self._network = network
+        self._node = node
+
+    async def connect(self, hello: Hello) -> "Session":
+        return await self._network.connect(self._process, self._node, hello)
+
+
+class Session:
+    """The agent's end of one session: the Session port."""
+
+    def __init__(self, process: Process, session: "_Session", welcome: Welcome) -> None:
+        self.welcome = welcome
+        self._process = process
+        self._session = session
+
+    async def send(self, message: FromAgent) -> None:
+        self._process.gate("send")
+        if not self._session.up.open:
+            raise self._session.ended()
+        self._session.network.world.record("agent.sent", node=self._session.node, **_told(message))
+        self._session.up.send(nouns.from_agent_to_wire(message).SerializeToString())
+
+    async def receive(self) -> ToAgent:
+        data = await self._session.client_inbox.get()
+        self._process.gate("receive")
+        if data is None:
+            self._session.client_inbox.put_nowait(None)
+            raise self._session.ended()
+        return nouns.to_agent_from_wire(link_pb2.ToAgent.FromString(data))
+
+    async def close(self) -> None:
+        self._process.gate("close")
+        self._session.client_left()
+
+
+class AgentLinks:
+    """The coordinator's AgentLinks port."""
+
+    def __init__(self, process: Process, listener: Listener) -> None:
+        self._process = process
+        self._listener = listener
+
+    async def send(self, node: str, message: ToAgent) -> None:
+        self._process.gate(f"send to {node}")
+        session = self._listener.sessions.get(node)
+        if session is not None:
+            session.tell(message)
+
+    async def end(self, node: str, refusal: Refusal, *, fatal: bool) -> None:
+        self._process.gate(f"end {node}")
+        session = self._listener.sessions.get(node)
+        if session is not None:
+            session.tell(Refused(refusal, fatal))
+            session.server_left()
+
+
+class _Session:
+    """Both ends of one session and what is on the way between them."""
+
+    def __init__(self, network: Network, node: str, listener: Listener, client: Process) -> None:
+        self.network = network
+        self.node = node
+        self.epoch = 0
+        self.client = client
+        self.listener = listener
+        self.answer: asyncio.Future[Welcome | Refusal] = network.world.loop.create_future()
+        self.client_inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.server_inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.up = _Pipe(network, node, COORDINATOR, self.server_inbox.put_nowait)
+        self.down = _Pipe(network, COORDINATOR, node, self.client_inbox.put_nowait)
+        self._silent = 0
+
+    def ended(self) -> ShoalError:
+        return _unreachable("the session has ended")
+
+    async def serve(self, hello_bytes: bytes, role: Role) -> None:
+        """The coordinator's side, as its link adapter does it: opened, received in order, closed."""
+        events = self.listener.events
+        hello = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(hello_bytes))
+        assert isinstance(hello, Hello)
+        answer = await events.opened(self.node, role, hello)
+        if isinstance(answer, Refusal):
+            self._reply(answer)
+            return
+        self.epoch = answer.epoch
+        older = self.listener.sessions.get(self.node)
+        if older is not None:
+            older.server_left()
+        self.listener.sessions[self.node] = self
+        self.network.world.record(
+            "link.opened", node=self.node, epoch=answer.epoch, history=answer.history, term=answer.term
+        )
+        self._reply(answer)
+        try:
+            while (data := await self.server_inbox.get()) is not None:
+                self.listener.process.gate(f"receive from {self.node}")
+                message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
+                refusal = await events.received(self.node, self.epoch, message)
+                if refusal is not None:
+                    self.tell(Refused(refusal, fatal=False))
+        except ShoalError as broken:
+            self.tell(Refused(broken.refusal, fatal=False))
+            self.server_left()
+        if self.listener.sessions.get(self.node) is self:
+            del self.listener.sessions[self.node]
+        await events.closed(self.node, self.epoch)
+
+    def tell(self, message: ToAgent) -> None:
+        if self.down.open:
+            self.network.world.record("coordinator.sent", node=self.node, epoch=self.epoch, **_told(message))
+            self.down.send(nouns.to_agent_to_wire(message).SerializeToString())
+
+    def watch(self) -> None:
+        """Keepalive: both ends give up on a path that was silent twice."""
+        if not (self.up.open and self.down.open):
+            return
+        self._silent = 0 if self.network.open_both_ways(self.node, COORDINATOR) else self._silent + 1
+        if self._silent >= 2:
+            self._close(self.server_inbox, 0.0)
+            self._close(self.client_inbox, 0.0)
+            self.up.open = self.down.open = False
+            return
+        self.network.world.later(KEEPALIVE_S, self.watch)
+
+    def client_left(self) -> None:
+        """The agent's end is gone; a reset tells the other, unless the path is cut."""
+        self.up.open = self.down.open = False
+        self._tell_end(self.node, COORDINATOR, self.server_inbox)
+
+    def server_left(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(_unreachable("connection reset").refusal)
+        self.up.open = self.down.open = False
+        if self.listener.sessions.get(self.node) is self:
+            del self.listener.sessions[self.node]
+        self._close(self.server_inbox, 0.0)
+        self._tell_end(COORDINATOR, self.node, self.client_inbox)
+
+    def _tell_end(self, source: str, target: str, inbox: "asyncio.Queue[bytes | None]") -> None:
+        path = self.network.path(source, target)
+        self._close(inbox, 2 * KEEPALIVE_S if path.cut else 0.05 + self.network.delay(path))
+
+    def _close(self, inbox: "asyncio.Queue[bytes | None]", seconds: float) -> None:
+        self.network.world.later(seconds, lambda: inbox.put_nowait(None))
+
+    def _reply(self, answer: Welcome | Refusal) -> None:
+        """The welcome travels like every message; lost means that the connecting side gives up by itself."""
+        if isinstance(answer, Welcome):
+            decoded = nouns.to_agent_from_wire(
+                link_pb2.ToAgent.FromString(nouns.to_agent_to_wire(answer).SerializeToString())
+            )
+            assert isinstance(decoded, Welcome)
+            answer = decoded
+        seconds = self.network.transit(COORDINATOR, self.node)
+        if seconds is not None:
+            self.network.world.later(seconds, lambda: self.answer.done() or self.answer.set_result(answer))
+
+
+class _Pipe:
+    """One direction of one session."""
+
+    def __init__(self, network: Network, source: str, target: str, deliver: Callable[[bytes], None]) -> None:
+        self.open = True
+        self._network = network
+        self._path = network.path(source, target)
+        self._deliver = deliver
+        self._on_way: deque[bytes] = deque()
+        self._arrives = 0.0
+        self._stuck = 0
+
+    def send(self, data: bytes) -> None:
+        network, chance = self._network, self._network.chance
+        if network.datagrams:
+            for _ in range(2 if chance.happens(self._path.duplicate) else 1):
+                if not self._path.cut and not chance.happens(self._path.loss):
+                    network.world.later(network.delay(self._path), lambda: self._datagram(data))
+            return
+        now = network.world.now()
+        again = 0.2 if chance.happens(self._path.loss) else 0.0
+        self._arrives = max(self._arrives, now + again + network.delay(self._path))
+        self._on_way.append(data)
+        network.world.later(self._arrives - now, self._arrive)
+
+    def retransmit(self) -> None:
+        """The path may be open again: what stuck goes on, in order."""
+        stuck, self._stuck = self._stuck, 0
+        for _ in range(stuck):
+            self._network.world.later(self._network.delay(self._path), self._arrive)
+
+    def _datagram(self, data: bytes) -> None:
+        if not self._path.cut:
+            self._deliver(data)
+
+    def _arrive(self) -> None:
+        if self._path.cut:
+            self._stuck += 1
+        else:
+            self._deliver(self._on_way.popleft())
+
+
+def _unreachable(found: str) -> ShoalError:
+    return refuse(Code.COORDINATOR_UNREACHABLE, found, "an answer from the coordinator", "it is tried again by itself")
+
+
+def _told(message: FromAgent | ToAgent) -> dict[str, object]:
+    """What the record keeps of a message."""
+    match message:
+        case Status():
+            return {
+                "what": "status",
+                "epoch": message.epoch,
+                "version": _version(message.version),
+                "phases": tuple((each.assignment, str(each.phase)) for each in message.observed),
+            }
+        case DesiredSet():
+            return {
+                "what": "desired",
+                "version": _version(message.version),
+                "assignments": tuple((each.id, each.draining) for each in message.assignments),
+                "content": short(nouns.encode(message)),
+            }
+        case Refused():
+            return {"what": "refused", "code": str(message.refusal.code), "found": message.refusal.found}
+        case Hello() | Welcome() | Receipts() | NodeEvents() | ProbeNow():
+            return {"what": type(message).__name__.lower()}
+
+
+def _version(version: Version | None) -> tuple[str, int, int] | None:
+    return None if version is None else (version.history, version.term, version.generation)
+
+
+def short(data: bytes) -> str:
+    """A name for these bytes, for the record."""
+    return hashlib.sha256(data).hexdigest()[:12]

@@ -1,0 +1,275 @@
+"""What must survive: the coordinator's store and the agent's journal on a simulated disk, and models by digest.
+
+They keep the promises of their ports the way real adapters do: bytes are checked by checksum, flushed, and only then
+acknowledged; files are replaced by write, flush, rename, flush of the directory.
+"""
+
+import asyncio
+import pickle
+import zlib
+from collections.abc import AsyncIterator, Mapping
+
+from shoal.coordinator.ports import Change, Record, StaleRevision, Transaction
+from shoal.simulator.chance import Chance
+from shoal.simulator.disk import Disk
+from shoal.simulator.network import COORDINATOR, Network, short
+from shoal.simulator.world import Process, World
+from shoal.types.assignment import DesiredSet
+from shoal.types.codes import Code, refuse
+from shoal.types.link import Receipts
+from shoal.types.profile import ModelProfile
+from shoal.types.receipt import SignedReceipt
+from shoal.types.units import Bytes
+from shoal.wire import nouns
+
+_LOG = "store.log"
+
+
+def frame(content: bytes) -> bytes:
+    """Length and checksum in front, so that a torn write is seen."""
+    return len(content).to_bytes(4, "big") + zlib.crc32(content).to_bytes(4, "big") + content
+
+
+def unframe(data: bytes, offset: int) -> tuple[bytes, int] | None:
+    """The framed content at `offset` and where the next begins; None where it is torn or absent."""
+    head = data[offset : offset + 8]
+    size = int.from_bytes(head[:4], "big")
+    content = data[offset + 8 : offset + 8 + size]
+    if len(head) < 8 or len(content) < size or zlib.crc32(content) != int.from_bytes(head[4:], "big"):
+        return None
+    return content, offset + 8 + size
+
+
+class Store:
+    """The Store port: a log of transactions on the coordinator's disk, replayed when a process opens it."""
+
+    def __init__(self, world: World, process: Process, disk: Disk) -> None:
+        self._world = world
+        self._process = process
+        self._disk = disk
+        self._records: dict[str, Record] = {}
+        self._changes: list[Change] = []
+        self._changed = asyncio.Event()
+        self._one_writer = asyncio.Lock()
+        self._revision = 0
+        self.unavailable = False
+        self._recover()
+
+    async def read(self, key: str) -> Record | None:
+        await self._step(f"read {key}")
+        return self._records.get(key)
+
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
+        await self._step(f"scan {prefix}")
+        keys = sorted(key for key in self._records if key.startswith(prefix) and key > after)
+        return tuple(self._records[key] for key in (keys[:limit] if limit else keys))
+
+    async def commit(self, transaction: Transaction) -> int:
+        await self._step("commit")
+        async with self._one_writer:
+            for key, revision in transaction.expect.items():
+                held = self._records.get(key)
+                if (held.revision if held else 0) != revision:
+                    raise StaleRevision(key)
+            revision = self._revision + 1
+            puts = dict(transaction.puts)
+            self._world.record(
+                "store.commit",
+                revision=revision,
+                puts=tuple((key, short(value)) for key, value in sorted(puts.items())),
+                deletes=tuple(transaction.deletes),
+            )
+            await self._write(frame(pickle.dumps((revision, puts, tuple(transaction.deletes)))))
+            self._apply(revision, puts, transaction.deletes)
+        self._process.gate("committed")
+        self._world.record("store.acked", revision=revision)
+        return revision
+
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+        seen = 0
+        while True:
+            while seen < len(self._changes):
+                change = self._changes[seen]
+                seen += 1
+                if change.revision > after and change.key.startswith(prefix):
+                    self._process.gate(f"watch {prefix}")
+                    yield change
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        return None
+
+    def contents(self) -> Mapping[str, bytes]:
+        """All that is committed, for the invariants; no port."""
+        return {key: record.value for key, record in self._records.items()}
+
+    async def _write(self, data: bytes) -> None:
+        """The transaction is acknowledged only after this returns."""
+        self._disk.append(self._process, _LOG, data)
+        await self._disk.flush(self._process, _LOG)
+
+    async def _step(self, where: str) -> None:
+        self._process.gate(where)
+        if self.unavailable:
+            await asyncio.sleep(0.01)
+            raise refuse(Code.STORE_UNAVAILABLE, "the store does not answer", "a store", "it is tried again by itself")
+        await asyncio.sleep(0)
+        self._process.check()
+
+    def _apply(self, revision: int, puts: Mapping[str, bytes], deletes: tuple[str, ...]) -> None:
+        self._revision = revision
+        for key, value in puts.items():
+            self._records[key] = Record(key, value, revision)
+            self._changes.append(Change(key, value, revision))
+        for key in deletes:
+            self._records.pop(key, None)
+            self._changes.append(Change(key, None, revision))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _recover(self) -> None:
+        log = self._disk.read(_LOG)
+        if log is None:
+            return
+        offset = 0
+        while (found := unframe(log, offset)) is not None:
+            content, offset = found
+            self._apply(*pickle.loads(content))
+        if offset < len(log):
+            self._disk.truncate(self._process, _LOG, offset)
+        self._world.record(
+            "store.recovered",
+            revision=self._revision,
+            contents=tuple((key, short(record.value)) for key, record in sorted(self._records.items())),
+        )
+
+
+async def format_store(process: Process, disk: Disk) -> None:
+    """An empty, flushed store, as its first opening leaves it."""
+    disk.append(process, _LOG, b"")
+    await disk.flush(process, _LOG)
+    await disk.flush_names(process)
+
+
+class Journal:
+    """The agent's Journal port."""
+
+    def __init__(self, world: World, process: Process, disk: Disk, node: str) -> None:
+        self._world = world
+        self._process = process
+        self._disk = disk
+        self._node = node
+        self._one_writer = asyncio.Lock()
+
+    async def load(self) -> DesiredSet | None:
+        self._process.gate("load journal")
+        content = self._read("desired")
+        desired = None if content is None else nouns.decode(DesiredSet, content)
+        self._world.record("journal.loaded", node=self._node, **_facts(desired))
+        return desired
+
+    async def save(self, desired: DesiredSet) -> None:
+        async with self._one_writer:
+            await self._replace("desired", nouns.encode(desired))
+        self._world.record("journal.saved", node=self._node, **_facts(desired))
+
+    async def load_receipts(self) -> tuple[SignedReceipt, ...]:
+        self._process.gate("load receipts")
+        content = self._read("receipts")
+        return () if content is None else nouns.decode(Receipts, content).receipts
+
+    async def save_receipts(self, receipts: tuple[SignedReceipt, ...]) -> None:
+        async with self._one_writer:
+            await self._replace("receipts", nouns.encode(Receipts(receipts)))
+
+    def _read(self, name: str) -> bytes | None:
+        for candidate in (name, f"{name}.previous"):
+            data = self._disk.read(candidate)
+            found = None if data is None else unframe(data, 0)
+            if found is not None:
+                return found[0]
+        return None
+
+    async def _replace(self, name: str, content: bytes) -> None:
+        disk, process = self._disk, self._process
+        disk.overwrite(process, f"{name}.new", frame(content))
+        await disk.flush(process, f"{name}.new")
+        if disk.read(name) is not None:
+            disk.rename(process, name, f"{name}.previous")
+        disk.rename(process, f"{name}.new", name)
+        await disk.flush_names(process)
+
+
+def _facts(desired: DesiredSet | None) -> dict[str, object]:
+    if desired is None:
+        return {"version": None, "assignments": (), "content": ""}
+    version = desired.version
+    return {
+        "version": (version.history, version.term, version.generation),
+        "assignments": tuple(asked.id for asked in desired.assignments),
+        "content": short(nouns.encode(desired)),
+    }
+
+
+class Models:
+    """All models of a run: what inspection says of each digest. The coordinator's Blobs and Inspector read them."""
+
+    def __init__(self, profiles: Mapping[str, ModelProfile]) -> None:
+        self.profiles = dict(profiles)
+
+    async def stat(self, digest: str) -> Bytes | None:
+        profile = self.profiles.get(digest)
+        return None if profile is None else profile.size_bytes
+
+    async def inspect(self, path: str, digest: str) -> ModelProfile:
+        profile = self.profiles.get(digest)
+        if profile is None:
+            raise refuse(Code.MODEL_UNKNOWN, digest, "a model that was pushed", "push it first")
+        return profile
+
+    def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
+        raise NotImplementedError("agents of a simulation fetch through their Cache")
+
+    async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
+        raise NotImplementedError("models of a simulation are there from the start")
+
+    async def delete(self, digest: str) -> None:
+        return None
+
+
+class Cache:
+    """The agent's Cache port: fetching takes time and needs the coordinator.
+
+    held: the digests on the node's disk, and whether the bytes there are still what the digest says."""
+
+    def __init__(
+        self, process: Process, network: Network, node: str, disk: Disk, held: dict[str, bool], chance: Chance
+    ) -> None:
+        self._process = process
+        self._network = network
+        self._node = node
+        self._disk = disk
+        self._held = held
+        self._chance = chance
+
+    async def ensure(self, digest: str, size: Bytes) -> str:
+        self._process.gate("ensure")
+        if digest not in self._held:
+            await asyncio.sleep(self._chance.between(0.02, 0.1) + size / 100e6)
+            self._process.gate("fetched")
+            listener = self._network.listener
+            there = self._network.open_both_ways(self._node, COORDINATOR)
+            if listener is None or not there:
+                raise refuse(Code.FETCH_FAILED, "the coordinator cannot be reached", digest, "it is tried again")
+            if self._disk.full:
+                raise refuse(Code.DISK_FULL, "no room in the cache", digest, "free some space")
+            self._held[digest] = True
+        return f"/cache/{digest}"
+
+    async def discard(self, digest: str) -> None:
+        self._process.gate("discard")
+        self._held.pop(digest, None)
+
+    async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
+        self._process.gate("collect")
+        return ()
