@@ -1,0 +1,41 @@
+"""Memory is looked at once more before a load."""
+
+from unit.agent.core.samples import assignment, at, reading
+
+from shoal.agent.core import assignment as machine
+from shoal.agent.core.admission import admit
+from shoal.types.codes import Code
+from shoal.types.units import Bytes
+
+ASKED = assignment(memory_bytes=Bytes(1000))
+
+
+def loading(name: str, device: str, memory: int) -> machine.State:
+    asked = assignment(name, device=device, memory_bytes=Bytes(memory))
+    return machine.Loading(asked, machine.Record(), at(0), at(1))
+
+
+def test_admitted_where_it_fits_by_live_free_memory() -> None:
+    assert admit(ASKED, reading(1000), ()) is None
+
+
+def test_refused_with_what_was_found_and_asked() -> None:
+    refusal = admit(ASKED, reading(999), ())
+    assert refusal is not None
+    assert refusal.code is Code.MEMORY_SHORT
+    assert "999B free on cpu0" in refusal.found
+    assert refusal.remedy
+
+
+def test_what_others_load_there_now_is_set_aside_and_itself_is_not() -> None:
+    others = (loading("a-2", "cpu0", 500), loading("a-3", "gpu0", 10**9), loading(ASKED.id, "cpu0", 1000))
+    assert admit(ASKED, reading(1500), others) is None
+    refusal = admit(ASKED, reading(1499), others)
+    assert refusal is not None
+    assert refusal.code is Code.MEMORY_SHORT
+
+
+def test_a_device_that_does_not_answer_takes_nothing() -> None:
+    refusal = admit(ASKED, None, ())
+    assert refusal is not None
+    assert refusal.code is Code.DEVICE_LOST

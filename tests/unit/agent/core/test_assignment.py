@@ -1,0 +1,307 @@
+"""The state machine of one assignment: its table, its deadlines, and the laws that hold for any story."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.agent.core.samples import assignment, at, measured
+
+from shoal.agent.core.assignment import (
+    AwaitIdle,
+    DiscardBytes,
+    Drain,
+    Draining,
+    Event,
+    Exited,
+    Failed,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Fetching,
+    Gone,
+    Idle,
+    Limits,
+    LoadFailed,
+    Loading,
+    Poisoned,
+    Ready,
+    Record,
+    Resume,
+    Service,
+    StartWorker,
+    State,
+    StopFetch,
+    StopWorker,
+    Tick,
+    WakeAt,
+    Warmed,
+    Warming,
+    Warmup,
+    adopt,
+    begin,
+    observe,
+    phase,
+    step,
+)
+from shoal.types.assignment import Phase
+from shoal.types.codes import Code, Refusal
+from shoal.types.units import Elapsed, Seconds
+
+LIMITS = Limits()
+ASKED = assignment()
+SERVICE = Service(measured(), (), ())
+CRASH = Exited(own_fault=True, refusal=Refusal(Code.WORKER_CRASHED, "SIGSEGV"))
+KILL = Exited(own_fault=False, refusal=Refusal(Code.WORKER_KILLED, "SIGKILL from outside"))
+NOT_FOUND = Refusal(Code.FETCH_FAILED, "unreachable")
+
+FETCHING, _ = begin(ASKED, at(0), LIMITS)
+LOADING = Loading(ASKED, Record(), at(1), at(100))
+WARMING = Warming(ASKED, Record(), at(2), at(200))
+READY = Ready(ASKED, Record(), at(3), SERVICE)
+DRAINING = Draining(ASKED, Record(), at(4), SERVICE, at(4.5), at(34))
+FAILED = Failed(ASKED, Record(attempts=1), at(5), NOT_FOUND, at(50))
+POISONED = Poisoned(ASKED, Record(crashes=3), at(5), Refusal(Code.POISONED))
+GONE = Gone(ASKED, Record(), at(6))
+STATES: tuple[State, ...] = (FETCHING, LOADING, WARMING, READY, DRAINING, FAILED, POISONED, GONE)
+
+
+def test_the_whole_way_up_and_down() -> None:
+    state, effects = begin(ASKED, at(0), LIMITS)
+    assert isinstance(state, Fetching)
+    assert effects == (Fetch(), WakeAt(state.until))
+    state, effects = step(state, Fetched("/cache/x"), at(1), LIMITS)
+    assert isinstance(state, Loading)
+    assert effects == (StartWorker("/cache/x"), WakeAt(state.until))
+    state, effects = step(state, Warmup(), at(2), LIMITS)
+    assert isinstance(state, Warming)
+    assert effects == (WakeAt(state.until),)
+    state, effects = step(state, Warmed(SERVICE), at(3), LIMITS)
+    assert (state, effects) == (Ready(ASKED, Record(), at(3), SERVICE), ())
+    state, effects = step(state, Drain(), at(4), LIMITS)
+    assert isinstance(state, Draining)
+    assert effects == (AwaitIdle(), WakeAt(state.until))
+    assert step(state, Idle(), at(4.1), LIMITS) == (state, ()), "peers may still hold the old routes"
+    assert step(state, Idle(), at(5), LIMITS) == (Gone(ASKED, Record(), at(5)), (StopWorker(),))
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "expected", "effects"),
+    [
+        (FETCHING, Drain(), Gone(ASKED, Record(), at(10)), (StopFetch(),)),
+        (LOADING, Drain(), Gone(ASKED, Record(), at(10)), (StopWorker(),)),
+        (WARMING, Drain(), Gone(ASKED, Record(), at(10)), (StopWorker(),)),
+        (FAILED, Drain(), Gone(ASKED, Record(attempts=1), at(10)), ()),
+        (POISONED, Drain(), Gone(ASKED, Record(crashes=3), at(10)), ()),
+        (LOADING, Warmed(SERVICE), Ready(ASKED, Record(), at(10), SERVICE), ()),
+        (DRAINING, Resume(ASKED), Ready(ASKED, Record(), at(10), SERVICE), ()),
+        (DRAINING, KILL, Gone(ASKED, Record(), at(10)), ()),
+        (DRAINING, CRASH, Gone(ASKED, Record(), at(10)), ()),
+        (READY, Fetched("late"), READY, ()),
+        (READY, Warmed(SERVICE), READY, ()),
+        (GONE, CRASH, GONE, ()),
+        (FETCHING, CRASH, FETCHING, ()),
+    ],
+)
+def test_table(state: State, event: Event, expected: State, effects: tuple[object, ...]) -> None:
+    assert step(state, event, at(10), LIMITS) == (expected, effects)
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "first"),
+    [
+        (FETCHING, Code.FETCH_FAILED, StopFetch()),
+        (LOADING, Code.LOAD_TIMEOUT, StopWorker()),
+        (WARMING, Code.WARMUP_FAILED, StopWorker()),
+    ],
+)
+def test_a_transitional_state_past_its_deadline_fails_and_says_when_it_tries_again(
+    state: Fetching | Loading | Warming, code: Code, first: object
+) -> None:
+    failed, effects = step(state, Tick(), state.until, LIMITS)
+    assert isinstance(failed, Failed)
+    assert failed.refusal.code is code
+    assert effects == (first, WakeAt(failed.retry_at))
+    again, effects = step(failed, Tick(), failed.retry_at, LIMITS)
+    assert isinstance(again, Fetching)
+    assert again.record == Record(attempts=1, restarts=1)
+    assert effects[0] == Fetch()
+
+
+def test_draining_ends_by_its_deadline_with_requests_in_flight() -> None:
+    assert step(DRAINING, Tick(), DRAINING.until, LIMITS) == (Gone(ASKED, Record(), at(34)), (StopWorker(),))
+
+
+def test_time_is_looked_at_before_the_event() -> None:
+    late, effects = step(LOADING, Warmed(SERVICE), LOADING.until, LIMITS)
+    assert isinstance(late, Failed), "readiness that comes after the deadline is not readiness"
+    assert effects[0] == StopWorker()
+
+
+def test_a_kill_from_outside_reloads_at_once_and_counts_nothing() -> None:
+    state: State = READY
+    for number in range(1, 11):
+        state, effects = step(state, KILL, at(10 * number), LIMITS)
+        assert isinstance(state, Fetching)
+        assert state.record == Record(restarts=number)
+        assert effects[0] == Fetch()
+        state, _ = step(state, Fetched("x"), at(10 * number), LIMITS)
+        state, _ = step(state, Warmed(SERVICE), at(10 * number), LIMITS)
+    assert isinstance(state, Ready)
+
+
+def test_f39_three_crashes_of_its_own_poison_it_for_good() -> None:
+    state: State = LOADING
+    now = 10.0
+    for crash in (1, 2):
+        state, effects = step(state, CRASH, at(now), LIMITS)
+        assert isinstance(state, Failed)
+        assert state.refusal.code is Code.WORKER_CRASHED
+        assert state.record.crashes == crash
+        assert effects == (WakeAt(state.retry_at),)
+        now = state.retry_at
+        state, _ = step(state, Tick(), at(now), LIMITS)
+        state, _ = step(state, Fetched("x"), at(now), LIMITS)
+    state, effects = step(state, CRASH, at(now), LIMITS)
+    assert isinstance(state, Poisoned)
+    assert state.refusal.code is Code.POISONED
+    assert effects == (), "nothing is tried again by itself"
+    assert step(state, Tick(), at(now + 1e6), LIMITS) == (state, ())
+    observed = observe(state, epoch_wall=Seconds(0.0))
+    assert (observed.phase, observed.code, observed.retry_at) == (Phase.FAILED, Code.POISONED, None)
+
+
+def test_long_good_service_forgives_earlier_crashes() -> None:
+    crashed = replace(READY, record=Record(attempts=4, crashes=2, restarts=7))
+    soon, _ = step(crashed, CRASH, at(READY.since + 1), LIMITS)
+    assert isinstance(soon, Poisoned)
+    later, _ = step(crashed, CRASH, at(READY.since + LIMITS.settled_s), LIMITS)
+    assert isinstance(later, Failed)
+    assert later.record == Record(attempts=1, crashes=1, restarts=7)
+
+
+def test_running_out_of_memory_backs_off_and_is_no_crash() -> None:
+    killed = Exited(own_fault=False, refusal=Refusal(Code.OUT_OF_MEMORY, "killed by the kernel"))
+    state, effects = step(READY, killed, at(10), LIMITS)
+    assert isinstance(state, Failed)
+    assert state.record.crashes == 0
+    assert effects == (WakeAt(state.retry_at),)
+
+
+def test_f33_bytes_that_are_not_the_model_are_set_aside_before_the_next_fetch() -> None:
+    state, effects = step(LOADING, LoadFailed(Refusal(Code.MODEL_DIGEST, "other bytes")), at(10), LIMITS)
+    assert isinstance(state, Failed)
+    assert effects == (StopWorker(), DiscardBytes(), WakeAt(state.retry_at))
+
+
+def test_back_off_doubles_up_to_its_cap_and_differs_by_assignment() -> None:
+    waits: list[float] = []
+    state: State = FETCHING
+    now = at(0)
+    for _ in range(12):
+        state, _ = step(state, FetchFailed(NOT_FOUND), now, LIMITS)
+        assert isinstance(state, Failed)
+        waits.append(state.retry_at - now)
+        now = state.retry_at
+        state, _ = step(state, Tick(), now, LIMITS)
+    for attempt, wait in enumerate(waits):
+        ceiling = min(LIMITS.retry_cap_s, LIMITS.retry_base_s * 2**attempt)
+        assert ceiling / 2 <= wait <= ceiling
+    other, _ = begin(assignment("a-2"), at(0), LIMITS)
+    other, _ = step(other, FetchFailed(NOT_FOUND), at(0), LIMITS)
+    assert isinstance(other, Failed)
+    assert other.retry_at != waits[0]
+
+
+def test_adopted_as_it_is() -> None:
+    assert adopt(ASKED, SERVICE, at(7), LIMITS) == (Ready(ASKED, Record(), at(7), SERVICE), ())
+    state, effects = adopt(ASKED, None, at(7), LIMITS)
+    assert isinstance(state, Loading)
+    assert effects == (WakeAt(state.until),), "nothing is started: the worker is already at it"
+
+
+events = st.one_of(
+    st.just(Fetched("x")),
+    st.just(FetchFailed(NOT_FOUND)),
+    st.just(LoadFailed(Refusal(Code.LOAD_FAILED, "bad"))),
+    st.just(LoadFailed(Refusal(Code.MODEL_DIGEST, "bad"))),
+    st.just(Warmup()),
+    st.just(Warmed(SERVICE)),
+    st.just(CRASH),
+    st.just(KILL),
+    st.just(Drain()),
+    st.just(Resume(ASKED)),
+    st.just(Idle()),
+    st.just(Tick()),
+)
+stories = st.lists(st.tuples(st.floats(0.0, 200.0), events), max_size=40)
+
+
+@given(stories)
+def test_laws_of_any_story(story: list[tuple[float, Event]]) -> None:
+    """Workers and fetches are started and stopped in pairs; every wait has an end that somebody wakes for."""
+    now = 0.0
+    state, effects = begin(ASKED, at(now), LIMITS)
+    worker = fetch = False
+    wake: Elapsed | None = None
+    for passed, event in ((0.0, Tick()), *story):
+        now += passed
+        state_before = state
+        state, more = step(state, event, at(now), LIMITS)
+        effects = effects + more
+        if isinstance(event, Exited):
+            worker = False
+        if isinstance(event, FetchFailed):
+            fetch = False
+        for effect in effects:
+            match effect:
+                case Fetch():
+                    fetch = True
+                case StopFetch():
+                    fetch = False
+                case StartWorker():
+                    assert not worker, "two workers of one assignment"
+                    worker, fetch = True, False
+                case StopWorker():
+                    worker = False
+                case WakeAt(when):
+                    wake = when
+                case AwaitIdle() | DiscardBytes():
+                    pass
+        effects = ()
+        match state:
+            case Fetching() | Loading() | Warming() | Draining():
+                assert wake == state.until > now or isinstance(event, Exited)
+            case Failed():
+                assert wake == state.retry_at
+                assert not worker
+            case Gone():
+                assert not worker or isinstance(state_before, Gone)
+                assert not fetch
+            case Ready() | Poisoned():
+                pass
+        assert state.record.crashes <= LIMITS.poison_after
+        assert (state.record.crashes == LIMITS.poison_after) == isinstance(state, Poisoned) or isinstance(state, Gone)
+
+
+@given(st.sampled_from(STATES), events, st.floats(0.0, 1e4))
+def test_replaying_an_event_changes_nothing_more(state: State, event: Event, now: float) -> None:
+    once, _ = step(state, event, at(now), LIMITS)
+    twice, effects = step(once, event, at(now), LIMITS)
+    if isinstance(event, Drain | Resume | Tick | Fetched | Warmup):
+        assert phase(twice) == phase(once)
+        if not isinstance(event, Warmup):
+            assert effects == ()
+
+
+@given(st.sampled_from(STATES), st.floats(-1e9, 1e9))
+def test_every_wait_and_failure_says_why(state: State, offset: float) -> None:
+    observed = observe(state, epoch_wall=Seconds(offset), in_flight=3)
+    assert observed.phase == phase(state)
+    assert observed.since == state.since + offset
+    if observed.phase in (Phase.READY, Phase.GONE):
+        assert observed.code is None
+    else:
+        assert observed.code is not None
+        assert observed.reason
+    assert (observed.measured is not None) == isinstance(state, Ready | Draining)

@@ -1,0 +1,57 @@
+"""Which receipts hold, which devices are to be measured."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.agent.core.receipt import holds, to_probe, valid, with_new
+from shoal.types.device import Device, DeviceKind, EnergySource
+from shoal.types.receipt import Rates, Receipt, SignedReceipt
+from shoal.types.units import Bytes, Seconds, Wall, Watts
+
+CPU = Device("cpu0", DeviceKind.CPU, "x", "m", "cpu", "1", "1.31", "CPUExecutionProvider", Bytes(1))
+GPU = replace(CPU, name="gpu0", provider="CUDAExecutionProvider", driver_version="550")
+
+
+def receipt(device: Device, measured_at: float = 0.0) -> SignedReceipt:
+    rates = Rates({}, {}, 1.0, 1.0, Seconds(1), Seconds(1), 1.0, Watts(1), Watts(1), EnergySource.ESTIMATED)
+    made = Receipt(
+        node="edge-1",
+        device=device.name,
+        provider=device.provider,
+        driver_version=device.driver_version,
+        runtime_version=device.runtime_version,
+        precisions=("fp32",),
+        operators=(),
+        rates=rates,
+        memory_bytes=Bytes(1),
+        spread=0.1,
+        measured_at=Wall(measured_at),
+        probe_s=Seconds(5.0),
+        emulated=device.emulated,
+        source="probe",
+    )
+    return SignedReceipt(made, b"content", b"signature")
+
+
+@pytest.mark.parametrize(
+    "change", [{"driver_version": "2"}, {"runtime_version": "1.32"}, {"provider": "Other"}, {"emulated": True}]
+)
+def test_any_change_voids_it(change: dict[str, Any]) -> None:
+    assert holds(receipt(CPU).receipt, CPU)
+    assert not holds(receipt(CPU).receipt, replace(CPU, **change))
+
+
+def test_only_what_is_unmeasured_is_probed() -> None:
+    known = (receipt(CPU),)
+    assert to_probe((), (CPU, GPU)) == (CPU, GPU)
+    assert to_probe(known, (CPU, GPU)) == (GPU,)
+    assert to_probe(known, (replace(CPU, runtime_version="1.32"),)) == (replace(CPU, runtime_version="1.32"),)
+    assert valid(known, (GPU,)) == (), "a device that is not there any more"
+
+
+def test_the_newest_counts_and_a_new_one_takes_its_place() -> None:
+    old, new, other = receipt(CPU, 1.0), receipt(CPU, 2.0), receipt(GPU, 1.0)
+    assert valid((new, old, other), (CPU, GPU)) == (new, other)
+    assert with_new((old, other), new) == (other, new)

@@ -1,0 +1,168 @@
+"""Which welcome, which desired set, which report."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.agent.core.samples import assignment, at, desired
+
+from shoal.agent.core import assignment as machine
+from shoal.agent.core.backoff import delay
+from shoal.agent.core.session import (
+    PROTOCOL,
+    Accept,
+    Held,
+    Report,
+    Reporter,
+    check_welcome,
+    judge,
+    reconnect_after,
+    report,
+    skewed,
+)
+from shoal.types.assignment import DesiredSet, Observed, Status, Version
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import Node, Role
+from shoal.types.link import Hello, Welcome
+from shoal.types.route import Route
+from shoal.types.units import Bytes, Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+NODE = Node("edge-1", "eu", Role.AGENT, {}, "0", "linux", "x86_64", Bytes(1), Bytes(1), (), "", "", "", "", "boot")
+HELLO = Hello(NODE, "nonce-1", Version("h-1", 3, 10), PROTOCOL, Wall(1000.0))
+WELCOME = Welcome(7, "nonce-1", "h-1", 3, Seconds(1.0), Wall(1000.0))
+
+
+def verdict(held: DesiredSet | None, offered: DesiredSet, history: str = "h-1") -> object:
+    found = judge(held, offered, node="edge-1", history=history)
+    return found.code if isinstance(found, Refusal) else found
+
+
+def test_a_welcome_answers_this_hello_by_no_replaced_leader() -> None:
+    assert check_welcome(HELLO, WELCOME) is None
+    stale = check_welcome(HELLO, replace(WELCOME, nonce="nonce-0"))
+    assert stale is not None
+    assert stale.code is Code.MESSAGE_INVALID
+    old = check_welcome(HELLO, replace(WELCOME, term=2))
+    assert old is not None
+    assert old.code is Code.TERM_STALE
+    assert check_welcome(HELLO, replace(WELCOME, term=1, history="h-2")) is None, "terms compare within one history"
+    assert check_welcome(replace(HELLO, holds=None), replace(WELCOME, term=1)) is None
+
+
+def test_skew_is_told_beyond_the_allowance() -> None:
+    assert skewed(WELCOME, Wall(1010.0)) is None
+    assert skewed(WELCOME, Wall(1100.0)) == -100.0
+
+
+def test_within_a_history_nothing_goes_back() -> None:
+    held = desired(10, term=3)
+    assert verdict(None, held) == Accept(held)
+    assert verdict(held, held) == Held()
+    assert verdict(held, desired(11, term=3)) == Accept(desired(11, term=3))
+    assert verdict(held, desired(9, term=3)) == Code.GENERATION_STALE
+    assert verdict(held, desired(11, term=2)) == Code.TERM_STALE
+    assert verdict(held, desired(9, term=4)) == Code.GENERATION_STALE
+    assert verdict(held, desired(10, term=4)) == Accept(desired(10, term=4)), "a new leader repeats what stands"
+    assert verdict(held, desired(11, node="edge-2")) == Code.NODE_MISMATCH
+
+
+def test_a_new_history_is_accepted_and_its_first_set_stops_nothing() -> None:
+    mine, shared = assignment("a-mine"), assignment("a-shared")
+    key, other = WorkloadKey("default", "mine"), WorkloadKey("default", "other")
+    held = desired(50, mine, shared, routes=(Route(key, 1, ()), Route(other, 1, ())), pins=("sha256:1",))
+    offered = desired(2, shared, history="h-2", routes=(Route(other, 9, ()),), pins=("sha256:2",))
+    assert verdict(held, offered, history="h-1") == Code.GENERATION_STALE, "not this session's history"
+    found = judge(held, offered, node="edge-1", history="h-2")
+    assert isinstance(found, Accept)
+    assert found.desired.version == offered.version
+    assert {each.id for each in found.desired.assignments} == {"a-mine", "a-shared"}
+    assert set(found.desired.routes) == {Route(other, 9, ()), Route(key, 1, ())}
+    assert found.desired.pins == ("sha256:1", "sha256:2")
+    later = desired(3, shared, history="h-2")
+    assert verdict(found.desired, later, history="h-2") == Accept(later), "its next set speaks for itself"
+
+
+versions = st.builds(Version, st.sampled_from(["h-1", "h-2"]), st.integers(1, 3), st.integers(1, 5))
+
+
+@given(st.lists(versions, max_size=30))
+def test_whatever_is_replayed_versions_only_grow(offers: list[Version]) -> None:
+    held: DesiredSet | None = None
+    for version in offers:
+        offered = replace(desired(0), version=version)
+        match judge(held, offered, node="edge-1", history="h-1"):
+            case Accept(accepted):
+                if held is not None:
+                    before, after = held.version, accepted.version
+                    assert (after.term, after.generation) > (before.term, before.generation)
+                    assert after.generation >= before.generation
+                held = accepted
+                assert judge(held, offered, node="edge-1", history="h-1") == Held()
+            case Held() | Refusal():
+                pass
+    assert held is None or held.version.history == "h-1"
+
+
+def seen(name: str, now: float = 0.0) -> Observed:
+    return machine.observe(machine.begin(assignment(name), at(now), machine.Limits())[0], epoch_wall=Seconds(0))
+
+
+def moment(*observed: Observed) -> Report:
+    return Report("edge-1", 7, Version("h-1", 1, 1), observed, (), (), Wall(5.0), True)
+
+
+def test_full_at_first_then_what_changed_and_full_again() -> None:
+    reporter = Reporter()
+    sent: list[Status] = []
+    for now in (
+        moment(seen("a-1"), seen("a-2")),
+        moment(seen("a-1"), seen("a-2")),
+        moment(seen("a-1", now=4.0), seen("a-2")),
+        moment(seen("a-2")),
+        moment(seen("a-2")),
+    ):
+        reporter, status = report(reporter, now, full_every=4)
+        sent.append(status)
+    assert [status.sequence for status in sent] == [1, 2, 3, 4, 5]
+    assert [status.full for status in sent] == [True, False, False, False, True]
+    assert [[each.assignment for each in status.observed] for status in sent] == [
+        ["a-1", "a-2"],
+        [],
+        ["a-1"],
+        [],
+        ["a-2"],
+    ]
+    assert [status.gone for status in sent] == [(), (), (), ("a-1",), ()]
+
+
+names = st.sampled_from(["a-1", "a-2", "a-3"])
+moments = st.lists(st.dictionaries(names, st.sampled_from([1.0, 2.0])), min_size=1, max_size=20)
+
+
+@given(moments, st.integers(1, 5))
+def test_deltas_add_up_to_the_whole(story: list[dict[str, float]], full_every: int) -> None:
+    reporter, known = Reporter(), dict[str, Observed]()
+    for observed in story:
+        now = moment(*(seen(name, when) for name, when in observed.items()))
+        reporter, status = report(reporter, now, full_every=full_every)
+        known = {} if status.full else known
+        known |= {each.assignment: each for each in status.observed}
+        known = {name: each for name, each in known.items() if name not in status.gone}
+        assert known == {each.assignment: each for each in now.observed}
+
+
+@given(st.text(max_size=20), st.integers(0, 2000))
+def test_back_off_is_bounded_repeatable_and_spread(name: str, attempt: int) -> None:
+    wait = delay(name, attempt, base_s=0.5, cap_s=60.0)
+    assert wait == delay(name, attempt, base_s=0.5, cap_s=60.0)
+    ceiling = min(60.0, 0.5 * 2 ** min(attempt, 32))
+    assert ceiling / 2 <= wait <= ceiling
+
+
+def test_a_region_that_restarts_is_not_called_by_all_at_once() -> None:
+    waits = sorted(reconnect_after(f"edge-{number}", 5) for number in range(1000))
+    assert waits[0] < 2.6
+    assert waits[-1] > 4.9
+    busiest = max(sum(low <= wait < low + 0.1 for wait in waits) for low in (2.5 + 0.1 * step for step in range(25)))
+    assert busiest < 80, "1000 calls over 2.5 s are 40 in 0.1 s"
