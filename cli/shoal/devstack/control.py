@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -100,6 +101,12 @@ class Control:
         limit = 3 * STOP_WITHIN_S + 5
         _wait(lambda: not (self.folder / SOCKET).exists(), limit, "the local federation to stop")
 
+    def purge(self) -> None:
+        """Deletes the folder of a stack that does not run."""
+        if self.running():
+            raise refuse(Code.IN_USE, f"{self.folder} is up", "a stopped one", "shoal dev down")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def ask(self, request: dict[str, Any]) -> Any:
         """One request to the keeper. Raises ShoalError(NOT_FOUND) when none listens."""
         path = self.folder / SOCKET
@@ -187,9 +194,7 @@ class Control:
         scale = time_scale(rates, os.cpu_count() or 1)
         if scale == stack.time_scale:
             return stack
-        say(
-            f"time scale {scale:g}: emulated devices answer {scale:g} times slower than the real ones, so that this machine can meet them"
-        )
+        say(f"time scale {scale:g}: emulated devices answer so much slower than real ones, for this machine to keep up")
         stack = replace(stack, time_scale=scale)
         layout.save(self.folder, stack)
         epochs = {node.node.name: node.epoch for node in api.get("nodes").nodes}

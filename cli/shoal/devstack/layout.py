@@ -30,9 +30,13 @@ PRICES: Final = {
 """Declared by node label `price`, as an operator would; examples, not measurements."""
 
 
+SITES: Final = {"cloud-gpu": "cloud", "small-cpu": "pole"}
+"""Node label `site`, for selectors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One program of the stack. emulate: a profile, or ''. addresses: by use (grpc, rest, token, metrics, link, enrol)."""
+    """One program of the stack. emulate: a profile, or ''. addresses: host:port by use (grpc, rest, token, ..)."""
 
     name: str
     role: str
@@ -87,7 +91,12 @@ def compose(region: str, count: int, ports: Mapping[str, int]) -> Stack:
     members = [member("coordinator", "coordinator"), member("gateway", "gateway")]
     for name, profile in fleet_of(count):
         members.append(
-            member(name, "agent", profile, {"price": PRICES.get(name, PRICES["plain-cpu"]), "site": "local"})
+            member(
+                name,
+                "agent",
+                profile,
+                {"price": PRICES.get(name, PRICES["plain-cpu"]), "site": SITES.get(name, "hall")},
+            )
         )
     return Stack(region, tuple(members), 1.0)
 

@@ -1,0 +1,98 @@
+"""`shoal context`: which region, as whom."""
+
+import shutil
+from pathlib import Path
+
+import click
+
+from shoal.cli.options import output
+from shoal.cli.render.output import emit, line, table
+from shoal.client import Context, Contexts
+from shoal.wire.enrol import redeem
+from shoal.wire.identity import identity_of_pem
+
+
+@click.group()
+def context() -> None:
+    """Which region the commands talk to, and as whom."""
+
+
+@context.command(name="ls")
+@output
+def ls(output: str) -> None:
+    """The contexts on this machine."""
+    contexts = Contexts()
+    rows = [
+        {
+            "name": one.name,
+            "current": one.name == contexts.current,
+            "region": one.region,
+            "address": one.address,
+            "identity": _identity(one),
+        }
+        for one in contexts.all()
+    ]
+    if output in ("json", "yaml"):
+        emit(rows, output)
+        return
+    table(
+        ["", "NAME", "REGION", "ADDRESS", "IDENTITY"],
+        [
+            ["*" if row["current"] else "", *(str(row[k]) for k in ("name", "region", "address", "identity"))]
+            for row in rows
+        ],
+    )
+
+
+@context.command()
+@click.argument("name")
+def use(name: str) -> None:
+    """Make NAME the context of later commands."""
+    line(f"using {Contexts().use(name).name}")
+
+
+@context.command()
+@click.option("--coordinator", required=True, metavar="HOST:PORT", help="The region's enrolment address.")
+@click.option(
+    "--token",
+    required=True,
+    envvar="SHOAL_TOKEN",
+    help="A join token for role operator or viewer; better by SHOAL_TOKEN.",
+)
+@click.option(
+    "--as",
+    "as_",
+    default="operator",
+    show_default=True,
+    help="Your name in the audit log, where the token leaves it open.",
+)
+@click.option("--name", default="", help="Name of the context. [default: the region's]")
+def login(coordinator: str, token: str, as_: str, name: str) -> None:
+    """Redeem a token of `shoal token create --role operator` for a certificate, and use it."""
+    enrolled = redeem(coordinator, token, as_)
+    contexts = Contexts()
+    name = name or enrolled.region
+    folder = contexts.folder / name
+    enrolled.write(folder)
+    contexts.save(Context(name, enrolled.region, enrolled.api_address or enrolled.link_address, str(folder)))
+    line(f"logged in to region {enrolled.region} as {enrolled.role} {enrolled.name}")
+
+
+@context.command()
+@click.argument("name")
+def rm(name: str) -> None:
+    """Forget NAME and delete the files that login wrote for it."""
+    contexts = Contexts()
+    found = contexts.get(name)
+    contexts.remove(name)
+    if Path(found.folder).parent == contexts.folder:
+        shutil.rmtree(found.folder, ignore_errors=True)
+    line(f"removed {name}")
+
+
+def _identity(found: Context) -> str:
+    try:
+        identity = identity_of_pem(found.certificate.read_bytes())
+    except Exception:
+        return "unreadable"
+    return f"{identity.role} {identity.name}"

@@ -1,0 +1,36 @@
+"""`shoal describe`: everything about one thing."""
+
+import click
+
+from shoal.cli.options import connected, connection, output
+from shoal.cli.render.output import as_data, emit
+from shoal.cli.render.resources import KINDS, rows_of
+from shoal.types.codes import Code, refuse
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("name")
+@click.option("--tenant", default="", help="Only this tenant's. [default: all]")
+@connection
+@output
+def describe(kind: str, name: str, tenant: str, context: str, region: str, output: str) -> None:
+    """Everything the coordinator knows about one thing, with what belongs to it."""
+    with connected(context, region) as api:
+        found = rows_of(api, kind, name, tenant)
+        if not found:
+            raise refuse(
+                Code.NOT_FOUND, f"no {kind.removesuffix('s')} {name!r}", "one that is there", f"shoal get {kind}"
+            )
+        data = [as_data(message) for message in found]
+        if kind in ("nodes", "workloads"):
+            placements = [as_data(message) for message in rows_of(api, "placements", "", tenant)]
+            for one in data:
+                one["placements"] = [row for row in placements if _belongs(kind, one, row)]
+    emit(data, output if output == "json" else "yaml")
+
+
+def _belongs(kind: str, one: dict, row: dict) -> bool:  # type: ignore[type-arg]
+    if kind == "nodes":
+        return bool(row["node"] == one["node"]["name"])
+    return bool(row["assignment"]["workload"] == one["workload"])

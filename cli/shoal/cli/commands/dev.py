@@ -1,0 +1,123 @@
+"""`shoal dev`: a local federation that stays up, and how to hurt it."""
+
+from pathlib import Path
+
+import click
+
+from shoal.cli.options import output
+from shoal.cli.render.output import emit, line, table
+from shoal.devstack import layout
+from shoal.devstack.control import Control, Up
+from shoal.devstack.keeper import NOT_YET, VERBS
+from shoal.types.codes import Code, refuse
+
+_folder = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=None,
+    envvar="SHOAL_DEV_DIR",
+    help="Where its state, logs and client files lie. [default: the user's state folder]",
+)
+
+
+@click.group()
+def dev() -> None:
+    """A local region on this machine: coordinator, gateway, agents; certificates and tokens included."""
+
+
+@dev.command()
+@_folder
+@click.option(
+    "--agents", default=4, show_default=True, help="One plain CPU, then emulated NPU, GPU and small CPU, then plain."
+)
+@click.option("--region", "name", default=layout.REGION, show_default=True, help="Name of the region.")
+@click.option("--regions", default=1, show_default=True, help="More than one comes with the federation.")
+@click.option("--federation-replicas", default=0, show_default=True, help="Comes with the federation.")
+@click.option("--store", type=click.Choice(["sqlite", "etcd"]), default="sqlite", show_default=True)
+@click.option("--link", type=click.Choice(["grpc", "mqtt"]), default="grpc", show_default=True)
+def up(
+    data_dir: Path | None, agents: int, name: str, regions: int, federation_replicas: int, store: str, link: str
+) -> None:
+    """Start it, or find it running. Everything is enrolled, ready and measured when this returns."""
+    for asked, given in (
+        ("--regions 1", regions == 1),
+        ("--federation-replicas 0", federation_replicas == 0),
+        ("--store sqlite", store == "sqlite"),
+        ("--link grpc", link == "grpc"),
+    ):
+        if not given:
+            raise refuse(Code.NOT_SUPPORTED_YET, "not in this release", asked, "leave the option out")
+    show_up(Control(data_dir).up(agents, lambda text: line(f"  {text}", "dim"), region=name))
+
+
+def show_up(found: Up) -> None:
+    """What a person needs next: addresses and the client's files."""
+    line(f"up: region {found.stack.region}, {len(found.stack.agents)} agents, data in {found.folder}")
+    if found.stack.time_scale != 1:
+        line(f"emulated devices run {found.stack.time_scale:g} times slower than the real ones")
+    gateway = found.stack.gateways[0].addresses
+    client = Path(found.client.folder)
+    line(
+        f"gateway   gRPC {gateway['grpc']} (certificate) or {gateway['token']} (bearer token)   REST {gateway['rest']}"
+    )
+    line(f"client    {client}: cert.pem, key.pem, ca.pem; bearer token in {found.bearer.name}")
+    line("operator  context `dev` is in use: try `shoal get nodes`")
+
+
+@dev.command()
+@_folder
+@output
+def status(data_dir: Path | None, output: str) -> None:
+    """Every process of it: name, role, pid, state, addresses, data."""
+    control = Control(data_dir)
+    rows = control.status()
+    if output in ("json", "yaml"):
+        stack = layout.load(control.folder)
+        gateways = [dict(gateway.addresses) for gateway in stack.gateways]
+        emit({"region": stack.region, "time_scale": stack.time_scale, "gateways": gateways, "processes": rows}, output)
+        return
+    columns = ["NAME", "ROLE", "REGION", "PID", "STATE", "EMULATES", "ADDRESSES"] + (
+        ["DATA"] if output == "wide" else []
+    )
+    table(
+        columns,
+        [
+            [
+                row["name"],
+                row["role"],
+                row["region"],
+                str(row["pid"] or "-"),
+                row["state"],
+                row["profile"] or "-",
+                " ".join(f"{use}={address}" for use, address in row["ports"].items()),
+                row["data_dir"],
+            ][: len(columns)]
+            for row in rows
+        ],
+    )
+
+
+@dev.command()
+@_folder
+@click.option("--purge", is_flag=True, help="Delete its state, logs and files too.")
+def down(data_dir: Path | None, purge: bool) -> None:
+    """Stop all of it; what was applied is there again at the next `up`, unless purged."""
+    control = Control(data_dir)
+    control.down()
+    if purge:
+        control.purge()
+    line("down" + (", and purged" if purge else ""))
+
+
+@dev.command(name="break")
+@_folder
+@click.argument("name", metavar="NAME[/front|/worker|/supervisor]")
+@click.argument("verb", type=click.Choice([*VERBS, *NOT_YET]))
+def break_(data_dir: Path | None, name: str, verb: str) -> None:
+    """Hurt one part on purpose.
+
+    A bare NAME is a machine: `kill` takes all of its processes at once and it stays dead until `resume`. With a part,
+    only those processes are hit, and whoever is in charge brings them back.
+    """
+    hit = Control(data_dir).hurt(name, verb)
+    line(f"{verb} {name}: " + (f"pids {', '.join(map(str, hit))}" if hit else "started again"))

@@ -1,0 +1,26 @@
+"""`shoal events`: what happened, and what happens."""
+
+import json
+
+import click
+
+from shoal.cli.options import connected, connection, output
+from shoal.cli.render.output import as_data, emit, line
+from shoal.cli.render.resources import event_line
+
+
+@click.command()
+@click.option("-w", "--watch", is_flag=True, help="Stay, and show new events as they happen.")
+@click.option("--limit", default=50, show_default=True, help="How many past events; 0 for all that are kept.")
+@connection
+@output
+def events(watch: bool, limit: int, context: str, region: str, output: str) -> None:
+    """The region's events, oldest first: every decision has one."""
+    with connected(context, region) as api:
+        for event in api.events(follow=watch, limit=limit):
+            if output == "json":
+                print(json.dumps(as_data(event)), flush=True)
+            elif output == "yaml":
+                emit([as_data(event)], output)
+            else:
+                line(event_line(event))

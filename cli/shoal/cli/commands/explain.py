@@ -1,0 +1,22 @@
+"""`shoal explain`: why a workload is where it is, or nowhere."""
+
+import click
+
+from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.render.output import as_data, emit
+from shoal.cli.render.plan import show_explanation
+
+
+@click.command()
+@click.argument("workload")
+@tenant
+@connection
+@output
+def explain(workload: str, tenant: str, context: str, region: str, output: str) -> None:
+    """Every candidate with its score terms, the first constraint that excluded it, and the nearest change that fits."""
+    with connected(context, region) as api:
+        reply = api.explain(tenant, workload)
+    if output in ("json", "yaml"):
+        emit(as_data(reply), output)
+    else:
+        show_explanation(reply, wide=output == "wide")

@@ -1,0 +1,23 @@
+"""`shoal get`: listings."""
+
+import click
+
+from shoal.cli.options import connected, connection, output
+from shoal.cli.render.output import as_data, emit
+from shoal.cli.render.resources import KINDS, rows_of, show
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("name", default="")
+@click.option("--tenant", default="", help="Only this tenant's. [default: all]")
+@connection
+@output
+def get(kind: str, name: str, tenant: str, context: str, region: str, output: str) -> None:
+    """List nodes, devices, models, workloads, placements, policies, tenants, regions, tokens or events."""
+    with connected(context, region) as api:
+        messages = rows_of(api, kind, name, tenant)
+    if output in ("json", "yaml"):
+        emit([as_data(message) for message in messages], output)
+    else:
+        show(kind, messages, wide=output == "wide")

@@ -1,0 +1,38 @@
+"""`shoal plan`: what apply would do, and why."""
+
+import click
+
+from shoal.cli.documents import push_sources, read
+from shoal.cli.options import connected, connection, output
+from shoal.cli.render.output import as_data, emit
+from shoal.cli.render.plan import problems_of, show_plan, show_problems
+
+
+@click.command()
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    help="A YAML file or folder; repeat. Without: what would change as things stand.",
+)
+@connection
+@output
+def plan(files: tuple[str, ...], context: str, region: str, output: str) -> None:
+    """Show what apply would do: diff, candidates, the chosen ones, predictions with error bars, and a hash.
+
+    Exit status: 0 nothing to do, 1 changes, 255 error.
+    """
+    bundle = read(files)
+    if bundle.problems:
+        show_problems(problems_of(bundle.problems), stderr=True)
+        raise click.exceptions.Exit(255)
+    with connected(context, region) as api:
+        reply = api.plan(bundle.documents, push_sources(api, bundle))
+    if output in ("json", "yaml"):
+        emit(as_data(reply), output)
+    else:
+        show_plan(reply, wide=output == "wide")
+    if reply.problems:
+        raise click.exceptions.Exit(255)
+    raise click.exceptions.Exit(1 if reply.changes else 0)

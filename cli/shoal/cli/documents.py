@@ -1,0 +1,78 @@
+"""Files for plan and apply: read, checked offline, local models found and pushed by digest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.cli.render.progress import bytes_progress
+from shoal.client import Region
+from shoal.client.region import digest_of
+from shoal.policies import Problem, Workload, load
+from shoal.types.codes import Code, refuse
+from shoal.v1 import operator_pb2
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """documents as sent; sources: model source as written -> file here."""
+
+    documents: tuple[operator_pb2.Document, ...]
+    problems: tuple[Problem, ...]
+    sources: dict[str, Path]
+
+
+def read(paths: Sequence[str]) -> Bundle:
+    """All documents of files and folders. Raises ShoalError(SOURCE_UNREACHABLE)."""
+    files = [file for path in paths for file in _expand(Path(path))]
+    texts = [(str(file), _text(file)) for file in files]
+    loaded = load(texts)
+    sources: dict[str, Path] = {}
+    for document in loaded.documents:
+        if isinstance(document.value, Workload):
+            folder = Path(document.text).parent
+            model = document.value.spec.model
+            for source in (model.source, *(variant.source for variant in model.variants)):
+                if _is_path(source):
+                    sources[source] = folder / source
+    documents = tuple(operator_pb2.Document(name=name, text=text.decode()) for name, text in texts)
+    return Bundle(documents, tuple(loaded.problems), sources)
+
+
+def push_sources(api: Region, bundle: Bundle) -> dict[str, str]:
+    """Pushes each local model that the region does not hold yet; source -> digest.
+
+    Bytes by digest change nothing that runs, and a plan needs the model's profile: so plan pushes as well as apply.
+    """
+    held = {model.digest for model in api.models()}
+    digests: dict[str, str] = {}
+    for source, path in bundle.sources.items():
+        digest, size = digest_of(path)
+        digests[source] = digest
+        if digest not in held:
+            with bytes_progress(f"push {path.name}", size) as progress:
+                api.push(path, progress=progress)
+    return digests
+
+
+def _expand(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        if not found:
+            raise refuse(Code.SOURCE_UNREACHABLE, f"no {' or '.join(SUFFIXES)} in {path}", "documents", "name a file")
+        return found
+    return [path]
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        raise refuse(
+            Code.SOURCE_UNREACHABLE, f"{path}: {cause.strerror}", "a YAML file that can be read", "correct the path"
+        ) from cause
+
+
+def _is_path(source: str) -> bool:
+    return source.startswith(("./", "../", "/"))

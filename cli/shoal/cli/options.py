@@ -1,0 +1,54 @@
+"""Options that many verbs share, and the connection that they open."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from shoal.client import Context, Contexts, Region
+from shoal.types.codes import Code, refuse
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORMATS = ("table", "wide", "json", "yaml")
+
+
+def connection(command: F) -> F:
+    """--context and --region."""
+    command = click.option("--region", envvar="SHOAL_REGION", default="", help="Refuse any other region than this.")(
+        command
+    )
+    return click.option("--context", envvar="SHOAL_CONTEXT", default="", help="A context of `shoal context ls`.")(
+        command
+    )
+
+
+def output(command: F) -> F:
+    """-o table|wide|json|yaml."""
+    return click.option(
+        "-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, envvar="SHOAL_OUTPUT"
+    )(command)
+
+
+def tenant(command: F) -> F:
+    return click.option("--tenant", envvar="SHOAL_TENANT", default="default", show_default=True)(command)
+
+
+def chosen(context: str, region: str) -> Context:
+    """The context to use. Raises ShoalError(CONTEXT_UNKNOWN | REGION_MISMATCH)."""
+    found = Contexts().get(context)
+    if region and found.region != region:
+        raise refuse(
+            Code.REGION_MISMATCH,
+            f"context {found.name} is of region {found.region}",
+            f"region {region}",
+            "choose another with --context",
+        )
+    return found
+
+
+@contextmanager
+def connected(context: str, region: str) -> Iterator[Region]:
+    with Region(chosen(context, region)) as api:
+        yield api

@@ -1,0 +1,53 @@
+"""Tables for people, JSON and YAML for programs. NO_COLOR and pipes are honoured by rich."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import yaml
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def as_data(message: Message) -> dict[str, Any]:
+    """Field names as in the proto; fields without presence are shown even when zero."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def emit(data: Any, output: str) -> None:
+    """JSON or YAML on stdout."""
+    if output == "yaml":
+        print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
+    else:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """Plain columns; a cell is text from elsewhere and never markup."""
+    grid = Table(box=None, pad_edge=False, title=title or None, title_justify="left", header_style="bold")
+    for column in columns:
+        grid.add_column(column, no_wrap=True)
+    empty = True
+    for row in rows:
+        empty = False
+        grid.add_row(*(Text(clean(cell)) for cell in row))
+    if empty:
+        console.print("nothing to show")
+        return
+    # As wide as its content also in a pipe, so that no column is cut for a program that reads it.
+    wide = Console(highlight=False, width=None if console.is_terminal else 500)
+    wide.print(grid)
+
+
+def line(text: str, style: str = "") -> None:
+    console.print(Text(clean(text), style=style))
+
+
+def clean(text: str) -> str:
+    """No control characters of strangers reach the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -1,0 +1,113 @@
+"""Plans, explanations and problems for people."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from shoal.cli.render.output import clean, line, table
+from shoal.cli.render.resources import device_name, estimate, reason, show
+from shoal.policies import Problem
+from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
+from shoal.v1 import operator_pb2
+
+
+def problems_of(problems: Iterable[Problem]) -> list[dict[str, Any]]:
+    """The shape that the API's problems have as data."""
+    return [
+        {
+            "document": one.document,
+            "line": one.line,
+            "column": one.column,
+            "refusal": {
+                "code": str(one.refusal.code),
+                "found": one.refusal.found,
+                "asked": one.refusal.asked,
+                "remedy": one.refusal.remedy,
+            },
+        }
+        for one in problems
+    ]
+
+
+def show_problems(problems: Iterable[dict[str, Any]], *, stderr: bool = False) -> None:
+    """`file:line:column  CODE  found  asked  remedy`, a line each."""
+    for one in problems:
+        refusal = one["refusal"]
+        parts = (refusal["code"], refusal["found"], refusal["asked"], refusal["remedy"])
+        text = f"{one['document']}:{one['line']}:{one['column']}  " + "  ".join(part for part in parts if part)
+        print(clean(text), file=sys.stderr if stderr else sys.stdout)
+
+
+def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
+    for problem in plan.problems:
+        text = "  ".join(
+            part
+            for part in (problem.refusal.code, problem.refusal.found, problem.refusal.asked, problem.refusal.remedy)
+            if part
+        )
+        print(clean(f"{problem.document}:{problem.line}:{problem.column}  {text}"), file=sys.stderr)
+    if plan.problems:
+        return
+    for change in plan.documents:
+        line(f"{change.sign} {change.kind} {change.name}", _STYLE.get(change.sign, ""))
+        for text in change.lines:
+            line(f"    {text}", _STYLE.get(text[:1], ""))
+    for workload in plan.workloads:
+        show_workload(workload, wide=wide)
+    if not plan.changes:
+        line("nothing to do")
+    line(f"plan {plan.hash}")
+
+
+def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
+    """Candidates best first, the chosen ones marked; then what changes and why."""
+    name = f"{plan.workload.tenant}/{plan.workload.name}"
+    line(f"{name}  {plan.placed} of {plan.wanted} placed" + (f"  policy {plan.policy}" if plan.policy else ""), "bold")
+    columns = ["", "DEVICE", "PRECISION", "P95", "MEMORY", "ENERGY", "COST", "SCORE", "WHY NOT"]
+    if wide:
+        columns += ["TERMS", "LOAD", "BASIS", "PARETO", "NEAREST"]
+    table(columns, [_candidate(candidate)[: len(columns)] for candidate in plan.candidates])
+    for change in plan.changes:
+        where = f"{change.node}/{change.device}"
+        line(f"  {change.sign} {where} {change.precision}  {change.why}", _STYLE.get(change.sign, ""))
+    if plan.relaxed:
+        line(f"  relaxed: {'; '.join(plan.relaxed)}", "yellow")
+    if plan.refusal.code:
+        line(f"  not placed: {reason(plan.refusal)}  {plan.refusal.asked}", "red")
+        if plan.nearest:
+            line(f"  would fit with: {plan.nearest}")
+
+
+def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
+    view = reply.workload
+    line(f"{view.workload.tenant}/{view.workload.name} is {view.state}, {view.ready} of {view.wanted} ready", "bold")
+    if view.reason.code:
+        line(f"  {reason(view.reason)}  {view.reason.asked}  {view.reason.remedy}")
+    show_workload(reply.plan, wide=wide)
+    show("placements", reply.placements, wide=wide)
+
+
+_STYLE = {"+": "green", "-": "red", "~": "yellow"}
+
+
+def _candidate(one: operator_pb2.Candidate) -> list[str]:
+    feasible = not one.refusal.code
+    prediction = one.prediction
+    known = prediction.latency_p95_s.mid > 0
+    terms = " ".join(f"{term.name} {term.weight:g}x{term.normalised:.2f}" for term in one.terms)
+    return [
+        "CHOSEN" if one.chosen else "current" if one.current else "",
+        device_name(one.node, one.device, one.emulated),
+        one.precision,
+        estimate(prediction.latency_p95_s, show_seconds) if known else "-",
+        show_bytes(prediction.memory_bytes.mid) if known else "-",
+        f"{show_joules(prediction.joules.mid)} ({prediction.energy_source})" if known else "-",
+        show_usd_per_hour(one.cost_usd_per_h),
+        f"{one.score:.3f}" if feasible else "-",
+        reason(one.refusal) if not feasible else "",
+        terms,
+        estimate(prediction.load_s, show_seconds) if known else "-",
+        prediction.basis,
+        "yes" if one.pareto else "",
+        one.nearest,
+    ]

@@ -1,0 +1,244 @@
+"""Listings: how each kind looks in a table. Emulated devices say so in every row."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+from shoal.cli.render.output import line, table
+from shoal.client import Region
+from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour, show_watts
+from shoal.v1 import artifacts_pb2, operator_pb2
+
+KINDS: Final = (
+    "nodes",
+    "devices",
+    "models",
+    "workloads",
+    "placements",
+    "policies",
+    "tenants",
+    "regions",
+    "tokens",
+    "events",
+)
+
+
+def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]:
+    """The listing's messages."""
+    if kind == "models":
+        return api.models(name)
+    reply = api.get(kind, name, tenant)
+    return {  # type: ignore[return-value]
+        "nodes": reply.nodes,
+        "devices": reply.devices,
+        "workloads": reply.workloads,
+        "placements": reply.placements,
+        "policies": reply.documents,
+        "tenants": reply.documents,
+        "regions": reply.documents,
+        "tokens": reply.tokens,
+        "events": reply.events,
+    }[kind]
+
+
+def show(kind: str, messages: Sequence[Any], *, wide: bool) -> None:
+    if kind == "events":
+        for message in messages:
+            line(event_line(message))
+        return
+    columns = [column for column in _COLUMNS[kind] if wide or not column[0].startswith("+")]
+    table(
+        [name.removeprefix("+") for name, _ in columns],
+        [[cell(message) for _, cell in columns] for message in messages],
+    )
+
+
+def event_line(event: operator_pb2.Event) -> str:
+    where = "/".join(part for part in (event.workload.tenant, event.workload.name) if part) or event.subject
+    node = f" [{event.node}]" if event.node and event.node != where else ""
+    actor = f" by {event.actor}" if event.actor else ""
+    return f"{when(event.at)}  {event.code}  {where}{node}  {event.message}{actor}"
+
+
+def when(stamp: float) -> str:
+    return datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if stamp else "-"
+
+
+def reason(refusal: Any) -> str:
+    return " ".join(part for part in (refusal.code, refusal.found) if part) or "-"
+
+
+def device_name(node: str, device: str, emulated: bool) -> str:
+    return f"{node}/{device}" + (" (emulated)" if emulated else "")
+
+
+def show_profile(model: artifacts_pb2.Model) -> None:
+    """A model for people."""
+    profile = model.profile
+    line(f"{model.name or '(not stored)'}  {profile.digest or model.digest}", "bold")
+    flops = sum(cost.flops for cost in profile.costs)
+    line(
+        f"opset {profile.opset}  IR {profile.ir_version}  {profile.precision}  file {show_bytes(profile.size_bytes)}"
+        f"  weights {show_bytes(profile.weight_bytes)}  activations {show_bytes(profile.activation_bytes)}"
+        f"  {flops / 1e9:.3g} GFLOP" + ("" if profile.confident else " at least (a shape could not be inferred)")
+    )
+    if profile.reference_shapes:
+        shapes = ", ".join(f"{name} {_shape(shape.dims)}" for name, shape in sorted(profile.reference_shapes.items()))
+        line(f"counted at {shapes}", "dim")
+    table(
+        ["", "NAME", "TYPE", "SHAPE"],
+        [
+            [side, tensor.name, tensor.dtype, _shape(tensor.shape)]
+            for side, tensors in (("in", profile.inputs), ("out", profile.outputs))
+            for tensor in tensors
+        ],
+    )
+    table(
+        ["OPERATOR", "NODES", "GFLOP", "MOVED"],
+        [
+            [cost.operator, str(cost.nodes), f"{cost.flops / 1e9:.4g}", show_bytes(cost.bytes)]
+            for cost in sorted(profile.costs, key=lambda cost: -cost.flops)
+        ],
+    )
+
+
+def _shape(dims: Sequence[int]) -> str:
+    return "x".join("?" if dim < 0 else str(dim) for dim in dims) or "scalar"
+
+
+def _placement_latency(row: operator_pb2.PlacementView) -> str:
+    measured = row.observed.measured
+    if not measured.samples:
+        return "-"
+    served = [one for one in row.observed.served if one.requests]
+    p95 = max((one.latency_p95_s for one in served), default=measured.latency_p95_s)
+    return show_seconds(p95) + (f" (x{row.time_scale:g} in real time)" if row.emulated else "")
+
+
+def _placement_joules(row: operator_pb2.PlacementView) -> str:
+    requests = sum(one.requests for one in row.observed.served)
+    joules = sum(one.joules for one in row.observed.served)
+    sources = {one.energy_source for one in row.observed.served if one.requests}
+    if not requests:
+        return "-"
+    source = sources.pop() if len(sources) == 1 else "estimated"
+    return f"{show_joules(joules)} ({source})"
+
+
+def _rate(receipt: Any) -> str:
+    flops = max(receipt.rates.matmul_flops.values(), default=0.0)
+    return f"{flops / 1e9:.4g} GFLOP/s" if flops else "-"
+
+
+Column = tuple[str, Callable[[Any], str]]
+_COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
+    "nodes": (
+        ("NODE", lambda row: row.node.name),
+        ("ROLE", lambda row: row.node.role),
+        (
+            "LIVENESS",
+            lambda row: (
+                row.liveness + (", cordoned" if row.cordoned else "") + (", quarantined" if row.quarantined else "")
+            ),
+        ),
+        (
+            "DEVICES",
+            lambda row: " ".join(device_name("", d.name, d.emulated).lstrip("/") for d in row.node.devices) or "-",
+        ),
+        ("REASON", lambda row: reason(row.reason)),
+        ("SEEN", lambda row: when(row.last_seen)),
+        ("+EPOCH", lambda row: str(row.epoch)),
+        ("+DESIRED", lambda row: str(row.desired.generation)),
+        ("+OBSERVED", lambda row: str(row.observed.generation)),
+        ("+DATA PORT", lambda row: row.node.grpc_address),
+        ("+CERTIFICATE UNTIL", lambda row: when(row.certificate_expires_at)),
+        ("+LABELS", lambda row: " ".join(f"{k}={v}" for k, v in sorted(row.node.labels.items())) or "-"),
+    ),
+    "devices": (
+        ("DEVICE", lambda row: device_name(row.node, row.device.name, row.device.emulated)),
+        ("KIND", lambda row: row.device.kind),
+        ("MODEL", lambda row: row.device.model),
+        ("FREE", lambda row: show_bytes(row.reading.free_bytes)),
+        ("MEMORY", lambda row: show_bytes(row.device.memory_bytes)),
+        ("COMMITTED", lambda row: show_bytes(row.committed_bytes)),
+        ("MATMUL", lambda row: _rate(row.receipt)),
+        ("PRICE", lambda row: show_usd_per_hour(row.cost_usd_per_h)),
+        ("LIVENESS", lambda row: row.liveness),
+        ("+PROVIDER", lambda row: row.device.provider),
+        ("+RECEIPT", lambda row: f"{row.receipt.source} {when(row.receipt.measured_at)}" if row.receipt.node else "-"),
+        (
+            "+ACTIVE",
+            lambda row: (
+                f"{show_watts(row.receipt.rates.active_w)} ({row.receipt.rates.energy_source})"
+                if row.receipt.node
+                else "-"
+            ),
+        ),
+        ("+TIME SCALE", lambda row: f"{row.device.time_scale:g}" if row.device.emulated else "-"),
+        ("+ASSIGNMENTS", lambda row: " ".join(row.assignments) or "-"),
+    ),
+    "models": (
+        ("NAME", lambda row: row.name),
+        ("DIGEST", lambda row: row.digest[:19]),
+        ("SIZE", lambda row: show_bytes(row.size_bytes)),
+        ("PRECISION", lambda row: row.profile.precision),
+        ("GFLOP", lambda row: f"{sum(cost.flops for cost in row.profile.costs) / 1e9:.3g}"),
+        ("USED BY", lambda row: " ".join(f"{key.tenant}/{key.name}" for key in row.used_by) or "-"),
+        ("+PUSHED", lambda row: when(row.pushed_at)),
+        ("+BY", lambda row: row.pushed_by),
+    ),
+    "workloads": (
+        ("WORKLOAD", lambda row: f"{row.workload.tenant}/{row.workload.name}"),
+        ("STATE", lambda row: row.state),
+        ("READY", lambda row: f"{row.ready}/{row.wanted}"),
+        ("POLICY", lambda row: row.policy or "-"),
+        ("REASON", lambda row: reason(row.reason)),
+        ("REQUESTS", lambda row: str(sum(one.requests for one in row.ingress))),
+        ("+ANSWERED", lambda row: str(sum(one.answered for one in row.ingress))),
+        ("+RETRIED", lambda row: str(sum(one.retried for one in row.ingress))),
+        ("+REFUSED", lambda row: str(sum(one.refused for one in row.ingress))),
+        ("+LOST", lambda row: str(sum(one.lost for one in row.ingress))),
+        ("+SINCE", lambda row: when(row.since)),
+        ("+RETRY AT", lambda row: when(row.retry_at)),
+        ("+GIVES UP AT", lambda row: when(row.gives_up_at)),
+        ("+REVISION", lambda row: str(row.revision)),
+        ("+RELAXED", lambda row: "; ".join(row.relaxed) or "-"),
+    ),
+    "placements": (
+        ("WORKLOAD", lambda row: f"{row.assignment.workload.tenant}/{row.assignment.workload.name}"),
+        ("DEVICE", lambda row: device_name(row.node, row.assignment.device, row.emulated)),
+        ("PHASE", lambda row: row.observed.phase or "unseen"),
+        ("SERVING", lambda row: "yes" if row.routed else "no"),
+        ("P95", _placement_latency),
+        ("MEMORY", lambda row: show_bytes(row.observed.measured.memory_bytes or row.assignment.memory_bytes)),
+        ("SERVED", lambda row: str(sum(one.requests for one in row.observed.served))),
+        ("ENERGY", _placement_joules),
+        ("REASON", lambda row: " ".join(part for part in (row.observed.code, row.observed.reason) if part) or "-"),
+        ("+ASSIGNMENT", lambda row: row.assignment.id),
+        ("+MODEL", lambda row: row.assignment.model[:19]),
+        ("+PRECISION", lambda row: row.assignment.precision),
+        ("+PREDICTED P95", lambda row: estimate(row.prediction.latency_p95_s, show_seconds)),
+        ("+RESTARTS", lambda row: str(row.observed.restarts)),
+    ),
+    "tokens": (
+        ("ID", lambda row: row.id),
+        ("ROLE", lambda row: row.role),
+        ("NAME", lambda row: row.name or "any"),
+        ("EXPIRES", lambda row: when(row.expires_at)),
+        ("USED", lambda row: f"{when(row.used_at)} by {row.used_by}" if row.used_at else "-"),
+    ),
+}
+_DOCUMENT: Final[tuple[Column, ...]] = (
+    ("NAME", lambda row: row.name),
+    ("REVISION", lambda row: str(row.revision)),
+    ("APPLIED", lambda row: when(row.applied_at)),
+    ("BY", lambda row: row.applied_by),
+)
+_COLUMNS.update(dict.fromkeys(("policies", "tenants", "regions"), _DOCUMENT))
+
+
+def estimate(value: operator_pb2.Estimate, show_one: Callable[[float], str]) -> str:
+    """`mid [low..high]`."""
+    return f"{show_one(value.mid)} [{show_one(value.low)}..{show_one(value.high)}]"
