@@ -118,9 +118,9 @@ PER_OUTPUT: Final[Mapping[str, float]] = {
     **dict.fromkeys((
         "Add", "Sub", "Mul", "Div", "Mod", "Pow", "And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual",
         "Less", "LessOrEqual", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Abs", "Neg",
-        "Reciprocal", "Floor", "Ceil", "Round", "Sign", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tan", "Asin", "Acos", "Atan",
-        "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Tanh", "Erf", "IsNaN", "IsInf", "Relu", "PRelu", "RandomNormal",
-        "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Hardmax", "Binarizer",
+        "Reciprocal", "Floor", "Ceil", "Round", "Sign", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tan", "Asin", "Acos",
+        "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Tanh", "Erf", "IsNaN", "IsInf", "Relu", "PRelu",
+        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Hardmax", "Binarizer",
         "Det", "BlackmanWindow", "HannWindow", "HammingWindow",
     ), 1.0),
     # LeakyRelu, ThresholdedRelu: compare, multiply. Clip: two comparisons. Scaler: subtract, multiply
@@ -298,7 +298,7 @@ def _fused_attention(site: Site) -> float:
 
 
 def _multi_head_attention(site: Site) -> float:
-    """com.microsoft MultiHeadAttention, GroupQueryAttention on [b, s, hidden]: 4 hidden + 6 heads a pair of positions."""
+    """com.microsoft MultiHeadAttention, GroupQueryAttention, [b, s, hidden]: 4 hidden + 6 heads a pair of positions."""
     batch, rows, hidden = site.shape(0)[:3]
     keys = site.out(1)[-2] if len(site.outputs) > 1 and site.outputs[1].shape else site.shape(1)[1]
     return batch * rows * keys * (4 * hidden + 6 * site.attributes["num_heads"])

@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TypeProto, defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from shoal.coordinator.core.graph.contents import domain_of
 from shoal.coordinator.core.graph.values import SMALL, UNKNOWN, Value, constant_of, of_array, of_type
 
 MICROSOFT: Final = "com.microsoft"
@@ -23,16 +24,17 @@ _FOLDED: Final = frozenset({
     "ReduceSum", "Reshape", "Round", "ScatterND", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile",
     "Transpose", "Unsqueeze", "Where", "Xor",
 })  # fmt: skip
-"""Operators that exporters compute shapes with: cheap, deterministic, no larger than their inputs and inferred output."""
+"""Operators that exporters compute shapes with: cheap, and no larger than their inputs and inferred output."""
 
 _GROW: Final = frozenset({"ConstantOfShape", "Expand", "Range", "Tile"})
 
 _LIKE_FIRST: Final = frozenset({
     "BiasGelu", "BiasSplitGelu", "FastGelu", "Gelu", "QuickGelu", "GroupNorm", "SkipGroupNorm", "LayerNormalization",
     "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding",
-    "MultiHeadAttention", "GroupQueryAttention", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "Inverse", "BiasSoftmax", "BiasDropout", "GatedRelativePositionBias", "DecoderMaskedMultiHeadAttention",
+    "MultiHeadAttention", "GroupQueryAttention", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax",
+    "Inverse", "BiasSoftmax", "BiasDropout", "GatedRelativePositionBias", "DecoderMaskedMultiHeadAttention",
 })  # fmt: skip
-"""com.microsoft operators whose first output has type and shape of the first input (ONNX Runtime's ContribOperators.md)."""
+"""com.microsoft operators whose first output is like the first input (ONNX Runtime's ContribOperators.md)."""
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def infer(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) -
 
 
 def _typed(node: NodeProto, inputs: Sequence[Value], opsets: Mapping[str, int]) -> tuple[Value, ...]:
-    schema = schema_of(node.op_type, opsets.get(node.domain, 1), node.domain)
+    schema = schema_of(node.op_type, opsets.get(domain_of(node), 1), domain_of(node))
     if schema is None or not schema.has_type_and_shape_inference_function:
         return _contributed(node, inputs, opsets)
     types: dict[str, TypeProto] = {}
@@ -134,7 +136,7 @@ def _folded(
     node: NodeProto, inputs: Sequence[Value], known: tuple[Value, ...], opsets: Mapping[str, int]
 ) -> tuple[Value, ...] | None:
     """The outputs' content when every input's is known. Bounded: inputs and outputs of at most SMALL elements."""
-    if node.domain or node.op_type not in _FOLDED:
+    if domain_of(node) or node.op_type not in _FOLDED:
         return None
     named = [(name, value.data) for name, value in zip(node.input, inputs, strict=True) if name]
     if (not named) or any(data is None for _, data in named):

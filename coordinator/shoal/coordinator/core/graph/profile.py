@@ -5,12 +5,14 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto, ValueInfoProto
 
-from shoal.coordinator.core.graph.check import check, every_graph, parse
+from shoal.coordinator.core.graph.check import check
+from shoal.coordinator.core.graph.contents import domain_of, every_body, every_node, function_key
 from shoal.coordinator.core.graph.infer import attributes_of
 from shoal.coordinator.core.graph.reference import SCHEMES, axes_of, reference_inputs
 from shoal.coordinator.core.graph.rules import RULES, Rules
+from shoal.coordinator.core.graph.scan import scan
 from shoal.coordinator.core.graph.values import OIP, PRECISION, Value, constant_of
-from shoal.coordinator.core.graph.walk import Ran, World, function_key, run_graph
+from shoal.coordinator.core.graph.walk import Ran, World, run_graph
 from shoal.types.codes import Code, Refusal
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
 from shoal.types.units import Bytes, show_bytes
@@ -26,9 +28,10 @@ def profile_of(content: bytes, digest: str, rules: Rules = RULES) -> ModelProfil
     content: the whole file. digest: `sha256:<hex>` of it, as the caller verified it; it is copied, and decides whether
     `rules` trusts the model's custom operators. Nothing in the model is executed and no file it names is opened.
     """
-    model = parse(content, rules)
-    if isinstance(model, Refusal):
-        return model
+    refusal = scan(content, rules)
+    if refusal is not None:
+        return refusal
+    model = ModelProto.FromString(content)
     return check(model, digest, rules) or _profile(model, digest, len(content), rules)
 
 
@@ -94,22 +97,21 @@ def _spec(info: ValueInfoProto) -> TensorSpec:
 
 
 def _domains(model: ModelProto, opsets: dict[str, int]) -> dict[str, int]:
-    used = {node.domain for graph in every_graph(model) for node in graph.node}
-    names = {"" if domain == "ai.onnx" else domain for domain in used}
-    return {domain or "ai.onnx": opsets.get(domain, 1) for domain in sorted(names)}
+    used = {domain_of(node) for node in every_node(model)}
+    return {domain or "ai.onnx": opsets.get(domain, 1) for domain in sorted(used)}
 
 
 def _weights(model: ModelProto) -> Counter[int]:
     """Bytes of constants by element type: initializers and Constant nodes of every graph and function."""
     found: Counter[int] = Counter()
-    for graph in every_graph(model):
+    for graph, _ in every_body(model):
         if isinstance(graph, GraphProto):
             for tensor in graph.initializer:
                 found[tensor.data_type] += Value(tensor.data_type, tuple(tensor.dims)).nbytes or 0
             for sparse in graph.sparse_initializer:
                 found[sparse.values.data_type] += Value(sparse.values.data_type, tuple(sparse.dims)).nbytes or 0
         for node in graph.node:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if node.op_type == "Constant" and not domain_of(node):
                 value = constant_of(attributes_of(node))
                 found[value.dtype] += value.nbytes or 0
     return found

@@ -2,7 +2,8 @@
 
 An axis keeps the length the model gives it. Axes of one symbol have one length. For the others, in this order:
 
-1. a symbol that says what it is: `batch` 1; `seq`, `len`, `time`, `frame`, `token`, `past`: the sequence length;
+1. a symbol that says what it is: `batch` 1; `seq`, `len`, `time`, `frame`, `token`, `past`: the sequence length
+   (samples, for the last of two axes of floating point);
 2. the first axis is the batch: 1. So is the second of three where the first is fixed above 1 and the last is fixed:
    a recurrent state [layers, batch, hidden];
 3. four axes are an image, channels first unless only the last axis is fixed at 1, 3 or 4: 3 channels, then height and
@@ -10,8 +11,8 @@ An axis keeps the length the model gives it. Axes of one symbol have one length.
 4. three axes: a sequence. Two axes: samples of a signal for floating point, a sequence (of tokens) for integers;
 5. anything else: 1.
 
-Networks differ in the sizes they accept (a text recogniser may need a height of 48 and not say so), so there are several
-schemes; the first under which every shape of the graph can be worked out is taken.
+Networks differ in the sizes they accept (a text recogniser may need a height of 48 and not say so), so there are
+several schemes; the first under which every shape of the graph can be worked out is taken.
 """
 
 from collections.abc import Iterable
@@ -81,13 +82,14 @@ def _open(axis: int, symbol: str, fixed: tuple[int, ...], dtype: int, scheme: Sc
     name, rank = symbol.lower(), len(fixed)
     if "batch" in name:
         return 1
+    floating = dtype in _FLOATING
     if any(part in name for part in _IN_TIME):
-        return scheme.sequence
+        return scheme.samples if floating and (rank, axis) == (2, 1) else scheme.sequence
     if axis == 0 or (rank == 3 and axis == 1 and fixed[0] > 1 and fixed[2] > 0):
         return 1
     match rank:
         case 2:
-            return scheme.samples if dtype in _FLOATING else scheme.sequence
+            return scheme.samples if floating else scheme.sequence
         case 3:
             return scheme.sequence
         case 4 | 5:

@@ -38,7 +38,7 @@ PRECISION: Final[dict[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One tensor. dtype: TensorProto.DataType, 0 where unknown or not a tensor. shape: None where any axis is unknown."""
+    """One tensor. dtype: TensorProto.DataType, 0 where unknown. shape: None where any axis is unknown."""
 
     dtype: int = 0
     shape: tuple[int, ...] | None = None

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
+from shoal.coordinator.core.graph.contents import FunctionKey, domain_of, function_key, operator_name, subgraphs
 from shoal.coordinator.core.graph.flops import VIEWS, Site, flops, moved
 from shoal.coordinator.core.graph.infer import attributes_of, infer
 from shoal.coordinator.core.graph.values import UNKNOWN, Value, of_tensor, of_type
 
-FunctionKey = tuple[str, str, str]
 Scope = MutableMapping[str, Value]
 
 
@@ -61,15 +61,6 @@ class World:
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, FunctionProto]
     bindings: Mapping[str, AttributeProto] = field(default_factory=dict)
-
-
-def function_key(item: NodeProto | FunctionProto) -> FunctionKey:
-    name = item.op_type if isinstance(item, NodeProto) else item.name
-    return ("" if item.domain == "ai.onnx" else item.domain, name, item.overload)
-
-
-def operator_name(node: NodeProto) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}:{node.op_type}"
 
 
 def run_graph(graph: GraphProto, inputs: Mapping[str, Value], world: World, outer: Scope | None = None) -> Ran:
@@ -131,7 +122,7 @@ def _step(node: NodeProto, inputs: Sequence[Value], scope: Scope, world: World) 
     function = world.functions.get(function_key(node))
     if function is not None:
         return _call(node, function, inputs, world)
-    if node.domain in ("", "ai.onnx"):
+    if not domain_of(node):
         match node.op_type:
             case "If":
                 return _if(node, inputs, scope, world)
@@ -286,10 +277,3 @@ def reads(node: NodeProto) -> Iterator[str]:
         for inner in graph.node:
             yield from reads(inner)
         yield from (info.name for info in graph.output)
-
-
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs

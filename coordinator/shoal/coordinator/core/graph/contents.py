@@ -1,0 +1,71 @@
+"""Everything a model contains, in one walk without recursion: graphs, nodes, tensors, however deep they lie."""
+
+from collections.abc import Iterable, Iterator
+
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+
+Body = GraphProto | FunctionProto
+FunctionKey = tuple[str, str, str]
+
+
+def every_body(model: ModelProto) -> Iterator[tuple[Body, int]]:
+    """(the main graph, a function, or a subgraph of either; how many subgraphs it lies in)."""
+    stack: list[tuple[Body, int]] = [(model.graph, 0), *((function, 0) for function in model.functions)]
+    while stack:
+        body, depth = stack.pop()
+        yield body, depth
+        stack += [(graph, depth + 1) for attribute in attributes(body) for graph in graphs_of(attribute)]
+
+
+def every_node(model: ModelProto) -> Iterator[NodeProto]:
+    for body, _ in every_body(model):
+        yield from body.node
+
+
+def every_tensor(model: ModelProto) -> Iterator[TensorProto | SparseTensorProto]:
+    """Initializers and constants in attributes. The parts of a sparse tensor come with it, not by themselves."""
+    for body, _ in every_body(model):
+        if isinstance(body, GraphProto):
+            yield from body.initializer
+            yield from body.sparse_initializer
+        for attribute in attributes(body):
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("sparse_tensor"):
+                yield attribute.sparse_tensor
+            yield from attribute.sparse_tensors
+
+
+def attributes(body: Body) -> Iterator[AttributeProto]:
+    """Of the body's own nodes, and a function's defaults."""
+    if isinstance(body, FunctionProto):
+        yield from body.attribute_proto
+    for node in body.node:
+        yield from node.attribute
+
+
+def graphs_of(attribute: AttributeProto) -> Iterable[GraphProto]:
+    return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        yield from graphs_of(attribute)
+
+
+def domain_of(named: NodeProto | FunctionProto) -> str:
+    """`ai.onnx` is the default domain under its full name."""
+    return "" if named.domain == "ai.onnx" else named.domain
+
+
+def function_key(named: NodeProto | FunctionProto) -> FunctionKey:
+    """What a node calls and a function is called by."""
+    name = named.op_type if isinstance(named, NodeProto) else named.name
+    return domain_of(named), name, named.overload
+
+
+def operator_name(node: NodeProto) -> str:
+    """`Conv`, `com.microsoft:FusedMatMul`."""
+    domain = domain_of(node)
+    return f"{domain}:{node.op_type}" if domain else node.op_type
