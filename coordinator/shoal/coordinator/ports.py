@@ -56,11 +56,11 @@ class Change:
     revision: int
 
 
-class StaleRevision(Exception):  # noqa: N818 - a name of the domain
+class StaleRevision(Exception):
     """A key in `expect` has moved on: read and decide again."""
 
 
-class Compacted(Exception):  # noqa: N818 - a name of the domain
+class Compacted(Exception):
     """Changes after the asked revision are no longer kept: list again, then watch from `revision`, the newest now."""
 
     def __init__(self, revision: int) -> None:
@@ -126,3 +126,39 @@ class Inspector(Protocol):
     async def inspect(self, path: str, digest: str) -> ModelProfile:
         """Raises ShoalError(MODEL_INVALID | MODEL_PATH | MODEL_TOO_LARGE | CUSTOM_OP_DENIED)."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate that the region's CA signed. serial: decimal, as in the audit log."""
+
+    pem: bytes
+    serial: str
+    not_after: Wall
+
+
+class Authority(Protocol):
+    """The region's CA. What it issues comes from the caller, never from the signing request."""
+
+    @property
+    def ca_pem(self) -> bytes: ...
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the CA's certificate (DER), hex: what join tokens pin."""
+        ...
+
+    def check(self, csr_pem: bytes, name: str) -> None:
+        """Raises ShoalError(CSR_DENIED) when the request asks for more than a certificate for `name`."""
+        ...
+
+    def issue(
+        self, csr_pem: bytes, role: Role, name: str, *, hosts: tuple[str, ...], lifetime_s: Seconds, wall: Wall
+    ) -> Issued:
+        """hosts: addresses that the holder may serve at. Raises ShoalError(CSR_DENIED)."""
+        ...
+
+
+class Meter(Protocol):
+    """Counters for what is refused or dropped, beside the events; `shoal_coordinator_<name>_total`."""
+
+    def count(self, name: str, **labels: str) -> None: ...

@@ -15,6 +15,7 @@ from shoal.types.workload import WorkloadKey
 
 EVENTS = "events/"
 AUDIT = "audit/"
+UNSTAMPED = Wall(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Event:
     actor: str = "coordinator"
     node: str = ""
     workload: WorkloadKey | None = None
-    at: Wall = Wall(0.0)
+    at: Wall = UNSTAMPED
     sequence: int = 0
 
 

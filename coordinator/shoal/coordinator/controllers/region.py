@@ -5,29 +5,48 @@ restart finds is what the store holds; nothing else is remembered.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.ports import AgentLinks, Blobs, Clock, Ids, Inspector, Store
-from shoal.types.codes import Refusal
-from shoal.types.units import Seconds
+from shoal.coordinator.controllers.fleet import FleetController
+from shoal.coordinator.controllers.models import ModelsController
+from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.controllers.workloads import WorkloadsController
+from shoal.coordinator.core.fleet.state import DEFAULTS, Timing
+from shoal.coordinator.ports import AgentLinks, Blobs, Clock, Ids, Inspector, Meter, StaleRevision, Store
+from shoal.types.codes import Refusal, ShoalError
+from shoal.types.units import Elapsed, Seconds
+
+TICK_S: Final = Seconds(0.25)
+STEP_S: Final = Seconds(2.0)
+RETRY_S: Final = Seconds(1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RegionConfig:
-    """name: the region's. seed: of every choice that placement leaves open. tick_s: how often time is looked at.
+    """name: the region's. seed: of every choice that placement leaves open.
 
-    events_kept, audit_kept: entries, the oldest go first. missed: beats until a node is suspect.
+    heartbeat_s, lost_after_s: while no workload's policy asks for its own. tick_s: how often silence is judged.
+    step_s: at most so long between two looks at everything; what happens is acted on at once. events_kept, audit_kept:
+    entries, the oldest go first.
     """
 
     name: str
-    heartbeat_s: Seconds = Seconds(1.0)
-    missed: int = 3
-    lost_after_s: Seconds = Seconds(10.0)
-    tick_s: Seconds = Seconds(0.5)
+    heartbeat_s: Seconds = DEFAULTS.heartbeat_s
+    lost_after_s: Seconds = DEFAULTS.lost_after_s
+    tick_s: Seconds = TICK_S
+    step_s: Seconds = STEP_S
     seed: int = 0
     events_kept: int = 10_000
     audit_kept: int = 100_000
+
+
+class NoMeter:
+    """Counts nothing."""
+
+    def count(self, name: str, **labels: str) -> None:
+        pass
 
 
 class Region:
@@ -43,17 +62,94 @@ class Region:
         ids: Ids,
         config: RegionConfig,
         *,
+        meter: Meter | None = None,
         restored: Refusal | None = None,
     ) -> None:
         """restored: why the store is a copy that is older than what was acknowledged; opens a new history."""
         self.config = config
+        self.restored = restored
+        meter = meter or NoMeter()
+        self._clock = clock
+        self._meter = meter
+        self._dirty = asyncio.Event()
+        self._stopping = False
+        timing = Timing(config.heartbeat_s, config.lost_after_s)
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
+        self.truth = Truth(config.name, store, self.events, ids, meter)
+        self.fleet = FleetController(store, links, self.truth, clock, meter, timing, self._dirty.set)
+        self.workloads = WorkloadsController(
+            config.name,
+            store,
+            links,
+            self.truth,
+            self.fleet,
+            clock,
+            meter,
+            defaults=timing,
+            seed=config.seed,
+            changed=self._dirty.set,
+        )
+        self.models = ModelsController(
+            store,
+            self.truth,
+            blobs,
+            inspector,
+            clock,
+            lambda: self.workloads.catalog,
+            lambda models: self.workloads.adopt(replace(self.workloads.catalog, models=models)),
+        )
+        self.store_refusal: Refusal | None = None
+        """Why the last step could not be written; None when it could."""
 
     async def start(self) -> None:
-        """Reads the store and opens (or resumes) the history. Call once, before any link is served."""
+        """Reads the store and opens (or resumes) the history. Call once, before any link is served.
+
+        Raises ShoalError(STATE_CORRUPT | REGION_MISMATCH | STORE_FULL | STORE_UNAVAILABLE).
+        """
+        await self.events.start()
+        await self.truth.start()
+        if self.restored is not None:
+            await self.truth.open_history(str(self.restored))
+        await self.fleet.start()
+        await self.models.start()
+        await self.workloads.start()
 
     async def run(self) -> None:
-        """Ticks until stopped: liveness, deadlines, reconcile."""
+        """Judges silence and steps, until stopped."""
+        self._dirty.set()
+        step_at = self._clock.now()
+        while not self._stopping:
+            await self.fleet.tick()
+            now = self._clock.now()
+            if self._dirty.is_set() or now >= step_at:
+                self._dirty.clear()
+                await self._step()
+                deadline = self.workloads.next_deadline() or self.config.step_s
+                step_at = Elapsed(self._clock.now() + min(deadline, self.config.step_s))
+            await self._wait()
 
-    async def stop(self) -> None:
-        """Ends `run`; nothing needs saving, since everything was saved before it was done."""
+    def stop(self) -> None:
+        """Ends `run` at its next look; nothing needs saving, since everything was saved before it was done."""
+        self._stopping = True
+        self._dirty.set()
+
+    async def _step(self) -> None:
+        try:
+            await self.workloads.step()
+            self.store_refusal = None
+        except (ShoalError, StaleRevision) as error:
+            if isinstance(error, ShoalError):
+                self.store_refusal = error.refusal
+            self._meter.count("steps_failed")
+            self._dirty.set()
+            await self._clock.sleep(RETRY_S)
+
+    async def _wait(self) -> None:
+        """For the next tick, or until something happens."""
+        ticking = asyncio.ensure_future(self._clock.sleep(self.config.tick_s))
+        happening = asyncio.ensure_future(self._dirty.wait())
+        try:
+            await asyncio.wait({ticking, happening}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ticking.cancel()
+            happening.cancel()

@@ -1,0 +1,295 @@
+"""The applied documents and pushed models as values: what a proposal would change, what the engine reads of them."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from shoal.coordinator.core.placement.model import DocumentRef, RegionFacts
+from shoal.policies import (
+    Document,
+    Kind,
+    Policy,
+    Problem,
+    Region,
+    Tenant,
+    Workload,
+    canonical,
+    canonical_text,
+    cross_check,
+    load,
+    quota,
+    read,
+    resolve,
+)
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Wall
+from shoal.types.workload import Intent, ModelRef, Quota
+
+DOCUMENTS: Final = "documents/"
+MODELS: Final = "models/"
+
+
+class DocumentKey(NamedTuple):
+    """kind: as in the document (`Workload`). name: `tenant/name` of a workload, else the name."""
+
+    kind: str
+    name: str
+
+    @property
+    def stored_at(self) -> str:
+        return f"{DOCUMENTS}{self.kind.lower()}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """text: canonical, one line. pinned: each model source of a workload -> digest, as it was when applied."""
+
+    kind: str
+    name: str
+    text: str
+    revision: int
+    applied_at: Wall
+    applied_by: str
+    pinned: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> DocumentKey:
+        return DocumentKey(self.kind, self.name)
+
+    @property
+    def value(self) -> Kind:
+        return _value(self.text)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.text}\n{json.dumps(dict(self.pinned), sort_keys=True)}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """One pushed model. names: as it was pushed, the newest push of a name owns it."""
+
+    digest: str
+    names: tuple[str, ...]
+    pushed_at: Wall
+    pushed_by: str
+    profile: ModelProfile
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentChange:
+    """sign: `+`, `~` or `-`. lines: of a `~`, each field as it was (`- `) and as it shall be (`+ `)."""
+
+    sign: str
+    kind: str
+    name: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All that people told the region. models: by digest."""
+
+    documents: Mapping[DocumentKey, StoredDocument] = field(default_factory=dict)
+    models: Mapping[str, ModelRecord] = field(default_factory=dict)
+
+    def digest_of(self, source: str) -> str | None:
+        """Of a pushed model, by digest or name."""
+        if source in self.models:
+            return source
+        return next((digest for digest, model in self.models.items() if source in model.names), None)
+
+    def of_kind(self, kind: type[Kind]) -> Iterator[tuple[StoredDocument, Any]]:
+        for key in sorted(self.documents):
+            if isinstance(value := self.documents[key].value, kind):
+                yield self.documents[key], value
+
+    def policy(self, name: str | None) -> Policy | None:
+        stored = self.documents.get(DocumentKey("Policy", name or ""))
+        return stored.value if stored is not None and isinstance(stored.value, Policy) else None
+
+    @property
+    def intents(self) -> tuple[Intent, ...]:
+        """In order of names. Raises ShoalError(MODEL_UNKNOWN) only if a pinned model is gone, which removal forbids."""
+        return tuple(
+            resolve(
+                workload, self.policy(workload.spec.policy), revision=stored.revision, digests=self._refs(stored.pinned)
+            )
+            for stored, workload in self.of_kind(Workload)
+        )
+
+    @property
+    def quotas(self) -> Mapping[str, Quota]:
+        return {tenant.metadata.name: quota(tenant) for _, tenant in self.of_kind(Tenant)}
+
+    @property
+    def profiles(self) -> Mapping[str, ModelProfile]:
+        return {digest: model.profile for digest, model in self.models.items()}
+
+    @property
+    def refs(self) -> tuple[DocumentRef, ...]:
+        return tuple(
+            DocumentRef(stored.kind, stored.name, stored.digest) for _, stored in sorted(self.documents.items())
+        )
+
+    def facts(self, region: str) -> RegionFacts:
+        stored = self.documents.get(DocumentKey("Region", region))
+        if stored is None or not isinstance(stored.value, Region):
+            return RegionFacts(region)
+        location = stored.value.spec.location
+        return RegionFacts(region, (location.residency or "") if location is not None else "")
+
+    def users_of(self, digest: str) -> tuple[str, ...]:
+        """Workloads that are pinned to a model."""
+        return tuple(stored.name for stored, _ in self.of_kind(Workload) if digest in stored.pinned.values())
+
+    def _refs(self, pinned: Mapping[str, str]) -> dict[str, ModelRef]:
+        return {
+            source: ModelRef(source, digest, self.models[digest].profile.precision)
+            for source, digest in pinned.items()
+            if digest in self.models
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What applying some documents would make of the catalog. problems: none of it may be applied."""
+
+    catalog: Catalog
+    changes: tuple[DocumentChange, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def changed(self) -> tuple[DocumentKey, ...]:
+        return tuple(DocumentKey(change.kind, change.name) for change in self.changes)
+
+
+def propose(
+    catalog: Catalog,
+    texts: Sequence[tuple[str, str]],
+    digests: Mapping[str, str],
+    *,
+    region: str,
+    actor: str,
+    wall: Wall,
+) -> Proposal:
+    """Documents laid over the catalog. digests: model source as written -> digest of what was pushed for it."""
+    loaded = load(texts)
+    given = {DocumentKey(document.kind, document.name): document for document in loaded.documents}
+    kept = [
+        document
+        for key, stored in catalog.documents.items()
+        if key not in given
+        for document in load([(f"stored {stored.kind} {stored.name}", stored.text)]).documents
+    ]
+    problems = [*loaded.problems]
+    if not problems:
+        problems += cross_check((*loaded.documents, *kept), (), ())
+    documents = dict(catalog.documents)
+    changes = []
+    for key, document in given.items():
+        if key.kind == "Region" and key.name != region:
+            refusal = Refusal(Code.REGION_MISMATCH, f"region {key.name}", f"region {region}", "apply it to that region")
+            problems.append(document.problem(("metadata", "name"), refusal))
+            continue
+        pinned, missing = _pin(catalog, document, digests)
+        problems += missing
+        before = documents.get(key)
+        after = StoredDocument(*key, canonical_text(document.value), 1, wall, actor, pinned)
+        if before is None:
+            changes.append(DocumentChange("+", *key, tuple(_lines(after))))
+        elif (before.text, before.pinned) != (after.text, after.pinned):
+            after = replace(after, revision=before.revision + 1)
+            changes.append(DocumentChange("~", *key, tuple(_diff(before, after))))
+        else:
+            after = before
+        documents[key] = after
+    return Proposal(replace(catalog, documents=documents), tuple(changes), tuple(problems))
+
+
+def without(catalog: Catalog, key: DocumentKey) -> Catalog:
+    """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE)."""
+    if key not in catalog.documents:
+        code = Code.WORKLOAD_UNKNOWN if key.kind == "Workload" else Code.NOT_FOUND
+        raise ShoalError(
+            Refusal(code, f"{key.kind} {key.name!r:.120}", "an applied document", f"see `shoal get {key.kind.lower()}`")
+        )
+    users = [
+        stored.name
+        for stored, workload in catalog.of_kind(Workload)
+        if (key.kind == "Policy" and workload.spec.policy == key.name)
+        or (key.kind == "Tenant" and workload.metadata.tenant == key.name)
+    ]
+    if users:
+        raise ShoalError(
+            Refusal(Code.IN_USE, f"{key.kind} {key.name} is used by {', '.join(users)}", "one that nothing uses",
+                    f"delete {'it' if len(users) == 1 else 'them'} first")
+        )  # fmt: skip
+    return replace(catalog, documents={other: stored for other, stored in catalog.documents.items() if other != key})
+
+
+def _pin(catalog: Catalog, document: Document, digests: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
+    if not isinstance(document.value, Workload):
+        return {}, []
+    model = document.value.spec.model
+    places: list[tuple[str, tuple[int | str, ...]]] = [(model.source, ("spec", "model", "source"))]
+    places += [
+        (variant.source, ("spec", "model", "variants", index, "source")) for index, variant in enumerate(model.variants)
+    ]
+    pinned, missing = {}, []
+    for source, path in places:
+        digest = catalog.digest_of(digests.get(source, source))
+        if digest is None:
+            refusal = Refusal(
+                Code.MODEL_UNKNOWN,
+                f"{source!r:.120}",
+                "the name or digest of a pushed model",
+                f"push it first: shoal model push {source!s:.120}",
+            )
+            missing.append(document.problem(path, refusal))
+        else:
+            pinned[source] = digest
+    return pinned, missing
+
+
+def _diff(before: StoredDocument, after: StoredDocument) -> Iterator[str]:
+    old, new = dict(_fields(before)), dict(_fields(after))
+    for name in dict.fromkeys((*old, *new)):
+        if old.get(name) != new.get(name):
+            if name in old:
+                yield f"- {name}: {old[name]}"
+            if name in new:
+                yield f"+ {name}: {new[name]}"
+
+
+def _lines(stored: StoredDocument) -> Iterator[str]:
+    return (f"{name}: {value}" for name, value in _fields(stored))
+
+
+def _fields(stored: StoredDocument) -> Iterator[tuple[str, str]]:
+    """Each leaf of the document by its path, then the pinned digests."""
+    yield from _leaves("spec", canonical(stored.value).get("spec", {}))
+    labels = canonical(stored.value)["metadata"].get("labels", {})
+    yield from _leaves("metadata.labels", labels)
+    for source, digest in stored.pinned.items():
+        yield f"pinned {source}", digest
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(f"{path}.{name}", inner)
+    elif isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(f"{path}[{index}]", inner)
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value)
+
+
+@lru_cache(maxsize=4096)
+def _value(text: str) -> Kind:
+    return read(json.loads(text))

@@ -1,0 +1,262 @@
+"""Join tokens and what they are redeemed for; bearer tokens of tenants. Only hashes of secrets are kept.
+
+A join token is bound to a role and a region, and to a name if its maker said one. It is redeemed exactly once: marking
+it used is a compare-and-set, together with the record of the identity that it became.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.events import Event, EventLog
+from shoal.coordinator.ports import Authority, Clock, Ids, Meter, StaleRevision, Store, Transaction
+from shoal.types.assignment import Credential
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
+from shoal.wire.identity import check_name, uri_of
+from shoal.wire.token import JoinToken, parse_join_token, token_sha256
+
+TOKENS: Final = "tokens/"
+CREDENTIALS: Final = "credentials/"
+IDENTITIES: Final = "identities/"
+BEARER: Final = "bearer"
+"""The role word of a tenant's bearer token; not a certificate's role."""
+
+LIFETIME_S: Final = {
+    Role.AGENT: Seconds(7 * 86400.0),
+    Role.GATEWAY: Seconds(7 * 86400.0),
+    Role.OPERATOR: Seconds(30 * 86400.0),
+    Role.VIEWER: Seconds(30 * 86400.0),
+    Role.TENANT: Seconds(30 * 86400.0),
+}
+"""Of certificates, by role. Renewal on an open link is not built yet, so agents get a week instead of a day."""
+MOST_VALID_S: Final = 30 * 86400.0
+GUESSES: Final = 20
+"""Failed redemptions that one address may make at once; then GUESSES_PER_S."""
+GUESSES_PER_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A join or bearer token as stored. role: a Role, or `bearer`. name: empty when the joiner may choose."""
+
+    id: str
+    sha256: str
+    role: str
+    name: str
+    created_by: str
+    expires_at: Wall
+    used_at: Wall | None = None
+    used_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRecord:
+    """The newest certificate of one identity."""
+
+    uri: str
+    serial: str
+    not_after: Wall
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redeemed:
+    role: Role
+    name: str
+    certificate_pem: bytes
+    ca_pem: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedToken:
+    """text: shown once, kept nowhere."""
+
+    id: str
+    text: str
+    expires_at: Wall
+
+
+class Enrolment:
+    def __init__(
+        self, region: str, store: Store, authority: Authority, events: EventLog, clock: Clock, ids: Ids, meter: Meter
+    ) -> None:
+        self._region = region
+        self._store = store
+        self._authority = authority
+        self._events = events
+        self._clock = clock
+        self._ids = ids
+        self._meter = meter
+        self._guesses: dict[str, _Bucket] = {}
+
+    async def create(self, role: str, name: str, valid_s: float, actor: str) -> CreatedToken:
+        """Raises ShoalError(FIELD_INVALID | FIELD_MISSING | NAME_INVALID)."""
+        allowed = (*LIFETIME_S, BEARER)
+        if role not in allowed:
+            raise refuse(
+                Code.FIELD_INVALID, f"role {role!r:.40}", f"one of {', '.join(allowed)}", "name one of these roles"
+            )
+        if not 0 < valid_s <= MOST_VALID_S:
+            raise refuse(
+                Code.FIELD_INVALID, f"valid for {valid_s:g}s", f"up to {show_seconds(MOST_VALID_S)}", "ask for less"
+            )
+        if name:
+            check_name(name, "name")
+        elif role == BEARER:
+            raise refuse(
+                Code.FIELD_MISSING, "a bearer token without a tenant", "the tenant's name", "add --name TENANT"
+            )
+        secret = self._ids.secret()
+        text = (
+            f"shoal-bearer.{secret}"
+            if role == BEARER
+            else JoinToken(self._region, self._authority.fingerprint, secret).text
+        )
+        sha256 = token_sha256(text if role == BEARER else secret)
+        token = Token(sha256[:12], sha256, role, name, actor, Wall(self._clock.wall() + valid_s))
+        puts = {TOKENS + sha256: records.dump(token)}
+        if role == BEARER:
+            puts[CREDENTIALS + sha256] = records.dump(Credential(name, sha256, token.expires_at))
+        entries = self._events.entries([Event("TOKEN_CREATED", token.id, f"{role} {name or '(any name)'}", actor)])
+        await self._store.commit(Transaction({**puts, **entries.puts}, entries.deletes, expect={TOKENS + sha256: 0}))
+        return CreatedToken(token.id, text, token.expires_at)
+
+    async def redeem(self, text: str, csr_pem: bytes, name: str, *, peer: str) -> Redeemed:
+        """A certificate for whom the token says. peer: the caller's IP address.
+
+        Raises ShoalError(TOKEN_INVALID | TOKEN_USED | TOKEN_EXPIRED | CSR_DENIED | NAME_INVALID | CONFLICT |
+        OVERLOADED).
+        """
+        bucket = self._bucket(peer)
+        if not bucket.allows(self._clock.now()):
+            self._meter.count("enrolment_refused", code=Code.OVERLOADED)
+            raise refuse(Code.OVERLOADED, "too many failed redemptions", f"{GUESSES_PER_S:g} a second", "wait a minute")
+        try:
+            return await self._redeem(text, csr_pem, name, peer)
+        except ShoalError as error:
+            if error.code in (Code.TOKEN_INVALID, Code.TOKEN_USED, Code.TOKEN_EXPIRED, Code.CSR_DENIED):
+                bucket.spend(self._clock.now())
+                self._meter.count("enrolment_refused", code=error.code)
+                if bucket.shall_audit(self._clock.now()):
+                    await self._events.audit("anonymous", "Redeem", peer, str(error.code))
+            raise
+
+    async def tokens(self) -> tuple[Token, ...]:
+        found = [records.load(Token, record.value) for record in await self._store.scan(TOKENS)]
+        return tuple(sorted(found, key=lambda token: (token.expires_at, token.id)))
+
+    async def revoke(self, token_id: str, actor: str) -> int:
+        """A token that is gone is redeemed no more; a bearer token stops at once. Raises ShoalError(NOT_FOUND)."""
+        for token in await self.tokens():
+            if token.id == token_id:
+                entries = self._events.entries([Event("TOKEN_DELETED", token.id, token.role, actor)])
+                keys = (TOKENS + token.sha256, CREDENTIALS + token.sha256)
+                return await self._store.commit(Transaction(entries.puts, (*entries.deletes, *keys)))
+        raise refuse(Code.NOT_FOUND, f"token {token_id!r:.40}", "one of `shoal get tokens`", "look the id up there")
+
+    async def expiry_of(self, role: Role, name: str) -> Wall | None:
+        record = await self._store.read(_identity_key(role, name))
+        return None if record is None else records.load(IdentityRecord, record.value).not_after
+
+    async def _redeem(self, text: str, csr_pem: bytes, name: str, peer: str) -> Redeemed:
+        claim = parse_join_token(text)
+        if claim.region != self._region or claim.ca_sha256 != self._authority.fingerprint:
+            raise _invalid("a token of another region or CA")
+        key = TOKENS + token_sha256(claim.secret)
+        record = await self._store.read(key)
+        if record is None:
+            raise _invalid("a token that this region did not make")
+        token = records.load(Token, record.value)
+        wall = self._clock.wall()
+        if token.role == BEARER:
+            raise _invalid("a bearer token")
+        if token.used_at is not None:
+            raise _used()
+        if wall >= token.expires_at:
+            raise refuse(
+                Code.TOKEN_EXPIRED,
+                f"it ended {show_seconds(wall - token.expires_at)} ago",
+                "a token in its time",
+                "make a new one: shoal token create",
+            )
+        if token.name and name != token.name:
+            raise _invalid(f"a token for another name than {name!r:.80}")
+        check_name(name, "name")
+        role = Role(token.role)
+        self._authority.check(csr_pem, name)
+        identity_key = _identity_key(role, name)
+        taken = await self._store.read(identity_key)
+        if taken is not None and not token.name:
+            raise refuse(
+                Code.CONFLICT,
+                f"{role} {name} is enrolled",
+                "a new name, for a token that is not bound to one",
+                f"choose another name, or make a token for it: shoal token create --role {role} --name {name}",
+            )
+        issued = self._authority.issue(
+            csr_pem, role, name, hosts=(peer,) if peer else (), lifetime_s=LIFETIME_S[role], wall=wall
+        )
+        uri = uri_of(self._region, role, name)
+        entries = self._events.entries([Event("ENROLLED", uri, f"serial {issued.serial}, with token {token.id}", uri)])
+        puts = {
+            key: records.dump(replace(token, used_at=wall, used_by=uri)),
+            identity_key: records.dump(IdentityRecord(uri, issued.serial, issued.not_after, token.id)),
+            **entries.puts,
+        }
+        expect = {key: record.revision, identity_key: taken.revision if taken else 0}
+        try:
+            await self._store.commit(Transaction(puts, entries.deletes, expect))
+        except StaleRevision:
+            return await self._redeem(text, csr_pem, name, peer)  # the other one won: now it has a reason of its own
+        return Redeemed(role, name, issued.pem, self._authority.ca_pem)
+
+    def _bucket(self, peer: str) -> "_Bucket":
+        if len(self._guesses) > 10_000:
+            now = self._clock.now()
+            self._guesses = {peer: bucket for peer, bucket in self._guesses.items() if not bucket.is_full(now)}
+        return self._guesses.setdefault(peer, _Bucket(self._clock.now()))
+
+
+class _Bucket:
+    """Failures that one address may still make. One audit entry a minute tells of them."""
+
+    def __init__(self, now: Elapsed) -> None:
+        self._level = float(GUESSES)
+        self._at = now
+        self._audited: Elapsed | None = None
+
+    def allows(self, now: Elapsed) -> bool:
+        self._fill(now)
+        return self._level >= 1
+
+    def spend(self, now: Elapsed) -> None:
+        self._fill(now)
+        self._level -= 1
+
+    def is_full(self, now: Elapsed) -> bool:
+        self._fill(now)
+        return self._level >= GUESSES
+
+    def shall_audit(self, now: Elapsed) -> bool:
+        if self._audited is not None and now - self._audited < 60:
+            return False
+        self._audited = now
+        return True
+
+    def _fill(self, now: Elapsed) -> None:
+        self._level = min(float(GUESSES), self._level + (now - self._at) * GUESSES_PER_S)
+        self._at = now
+
+
+def _identity_key(role: Role, name: str) -> str:
+    return f"{IDENTITIES}{role}/{name}"
+
+
+def _invalid(found: str) -> ShoalError:
+    return refuse(Code.TOKEN_INVALID, found, "a join token of this region", "make a new one: shoal token create")
+
+
+def _used() -> ShoalError:
+    return refuse(Code.TOKEN_USED, "it was redeemed before", "a fresh token", "make a new one: shoal token create")

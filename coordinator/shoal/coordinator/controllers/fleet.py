@@ -1,0 +1,327 @@
+"""The agents' sessions: who is there, what they report, and what of it outlives this process.
+
+Implements ports.LinkEvents. A session's epoch and a receipt are in the store before they count; readings, phases and
+liveness are heard again after a restart.
+"""
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.events import Event
+from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.core.fleet.judge import judge
+from shoal.coordinator.core.fleet.state import Fleet, LivenessChange, NodeState, Timing
+from shoal.coordinator.core.fleet.updates import (
+    connected,
+    cordoned,
+    disconnected,
+    forgotten,
+    receipts_received,
+    restored,
+    status_received,
+)
+from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
+from shoal.types.assignment import Observed, Phase, Status
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Node, Role
+from shoal.types.link import FromAgent, Hello, NodeEvents, Receipts, Welcome
+from shoal.types.receipt import Receipt, SignedReceipt
+from shoal.types.units import Wall
+from shoal.wire import nouns
+
+PROTOCOL: Final = 1
+NODES: Final = "nodes/"
+RECEIPTS: Final = "receipts/"
+TWIN_BEATS: Final = 2
+"""A session that was heard within this many beats is alive: another hello of its name is a twin's."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What outlives a restart of one node's state."""
+
+    node: Node
+    epoch: int
+    cordoned: bool
+    last_seen: Wall
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRecord:
+    """A signed receipt as it came, base64: whoever reads it can check the signature again."""
+
+    content: str
+    signature: str
+
+
+class FleetController:
+    def __init__(
+        self,
+        store: Store,
+        links: AgentLinks,
+        truth: Truth,
+        clock: Clock,
+        meter: Meter,
+        timing: Timing,
+        changed: Callable[[], None],
+    ) -> None:
+        """changed: called when something happened that placement or routes may depend on."""
+        self.fleet = Fleet(timing=timing)
+        self.unsent: set[str] = set()
+        """Nodes whose session has not been sent its desired set yet."""
+        self._store = store
+        self._links = links
+        self._truth = truth
+        self._clock = clock
+        self._meter = meter
+        self._changed = changed
+        self._revisions: dict[str, int] = {}
+
+    async def start(self) -> None:
+        receipts: dict[str, dict[str, Receipt]] = {}
+        for record in await self._store.scan(RECEIPTS):
+            _, name, device = record.key.split("/")
+            content = base64.b64decode(records.load(SignedRecord, record.value).content)
+            receipts.setdefault(name, {})[device] = nouns.decode(Receipt, content)
+        states = []
+        for record in await self._store.scan(NODES):
+            stored = records.load(NodeRecord, record.value)
+            name = stored.node.name
+            self._revisions[name] = record.revision
+            states.append(
+                NodeState(
+                    stored.node,
+                    epoch=stored.epoch,
+                    cordoned=stored.cordoned,
+                    last_seen=stored.last_seen,
+                    receipts=receipts.get(name, {}),
+                )
+            )
+        self.fleet = restored(tuple(states), self.fleet, self._clock.now())
+
+    async def opened(self, node: str, role: Role, hello: Hello) -> Welcome | Refusal:
+        if hello.node.name != node or hello.node.role is not role:
+            return Refusal(
+                Code.NODE_MISMATCH,
+                f"a hello of {hello.node.role} {hello.node.name}",
+                f"{role} {node}, as in its certificate",
+                "a node speaks for itself only",
+            )
+        if hello.protocol != PROTOCOL:
+            return Refusal(
+                Code.NOT_SUPPORTED_YET,
+                f"protocol {hello.protocol}",
+                f"protocol {PROTOCOL}",
+                "upgrade the older of the two",
+            )
+        known = self.fleet.nodes.get(node)
+        if known is not None and self._is_alive(known):
+            refusal = Refusal(
+                Code.TWIN_REFUSED,
+                f"{node} already has a session",
+                "one agent for each identity",
+                "stop the other agent, or enrol this one under its own name",
+            )
+            await self._truth.note(Event(Code.TWIN_REFUSED, node, str(refusal), node=node))
+            return refusal
+        epoch = (known.epoch if known is not None else 0) + 1
+        wall = self._clock.wall()
+        stored = NodeRecord(hello.node, epoch, known is not None and known.cordoned, wall)
+        try:
+            await self._save(stored, Event("NODE_CONNECTED", node, f"epoch {epoch}", node=node))
+        except StaleRevision:
+            return Refusal(Code.TWIN_REFUSED, f"two hellos of {node} at once", "one", "call again")
+        except ShoalError as error:
+            return error.refusal
+        if known is not None and known.connected:
+            await self._links.end(
+                node, Refusal(Code.EPOCH_STALE, f"epoch {known.epoch}", f"epoch {epoch}", "connect again"), fatal=False
+            )
+        self.fleet = connected(self.fleet, hello.node, epoch, self._clock.now(), wall)
+        self.unsent.add(node)
+        self._changed()
+        return Welcome(
+            epoch, hello.nonce, self._truth.history, self._truth.term, self.fleet.timing.heartbeat_s, self._clock.wall()
+        )
+
+    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None:
+        match message:
+            case Status():
+                return await self._status(node, epoch, message)
+            case Receipts():
+                return await self._receipts(node, epoch, message.receipts)
+            case NodeEvents():
+                return await self._events(node, message)
+            case Hello():
+                return Refusal(Code.MESSAGE_INVALID, "a second hello", "one a session", "open another session")
+
+    async def closed(self, node: str, epoch: int) -> None:
+        before = self.fleet
+        self.fleet = disconnected(before, node, epoch)
+        if self.fleet is not before:
+            await self._truth.note(Event("NODE_DISCONNECTED", node, f"epoch {epoch}", node=node))
+
+    async def tick(self) -> None:
+        """Judges silence; an event for each change."""
+        mass = self.fleet.mass_silence
+        self.fleet, changes = judge(self.fleet, self._clock.now())
+        if changes:
+            self._changed()
+            await self._truth.note(*(_liveness_event(change) for change in changes))
+        if self.fleet.mass_silence is not None and mass is None:
+            names = ", ".join(self.fleet.mass_silence.nodes)
+            await self._truth.note(Event(Code.MASS_SILENCE, names, "fell silent together: replacement is paced"))
+
+    async def cordon(self, node: str, is_cordoned: bool, actor: str) -> None:
+        """Raises ShoalError(NODE_UNKNOWN | CONFLICT)."""
+        state = self._known(node)
+        record = NodeRecord(state.node, state.epoch, is_cordoned, state.last_seen)
+        word = "NODE_CORDONED" if is_cordoned else "NODE_UNCORDONED"
+        await self._save_as_operator(record, Event(word, node, "", actor, node=node))
+        self.fleet = cordoned(self.fleet, node, is_cordoned)
+        self._changed()
+
+    async def forget(self, node: str, actor: str) -> int:
+        """Removes a node that is not connected. Raises ShoalError(NODE_UNKNOWN | IN_USE | CONFLICT)."""
+        state = self._known(node)
+        if state.connected:
+            raise refuse(Code.IN_USE, f"{node} is connected", "a node that is gone", "stop its agent first")
+        keys = (NODES + node, *(f"{RECEIPTS}{node}/{device}" for device in state.receipts))
+        try:
+            revision = await self._truth.commit(
+                {},
+                deletes=keys,
+                expect={NODES + node: self._revisions[node]},
+                events=[Event("NODE_DELETED", node, "", actor)],
+            )
+        except StaleRevision as cause:
+            raise _conflict(node) from cause
+        self._revisions.pop(node, None)
+        self.fleet = forgotten(self.fleet, node)
+        self._changed()
+        return revision
+
+    async def _status(self, node: str, epoch: int, status: Status) -> Refusal | None:
+        before = self.fleet.nodes.get(node)
+        self.fleet, refusals = status_received(self.fleet, node, epoch, status, self._clock.now(), self._clock.wall())
+        after = self.fleet.nodes.get(node)
+        if before is None or after is None:
+            return refusals[0] if refusals else None
+        events = [*_phase_events(before, after), *_quarantine_events(before, after)]
+        if events or _matters(before, after):
+            self._changed()
+        if events:
+            await self._truth.note(*events)
+        for refusal in refusals:
+            self._meter.count("messages_refused", code=refusal.code)
+        return refusals[0] if refusals else None
+
+    async def _receipts(self, node: str, epoch: int, signed: tuple[SignedReceipt, ...]) -> Refusal | None:
+        if (known := self.fleet.nodes.get(node)) is None or known.epoch != epoch:
+            return Refusal(Code.EPOCH_STALE, f"epoch {epoch}", "the session's", "connect again")
+        fleet, refusals = receipts_received(
+            self.fleet, node, tuple(each.receipt for each in signed), self._clock.now(), self._clock.wall()
+        )
+        kept = fleet.nodes[node].receipts
+        puts = {
+            f"{RECEIPTS}{node}/{each.receipt.device}": records.dump(
+                SignedRecord(base64.b64encode(each.content).decode(), base64.b64encode(each.signature).decode())
+            )
+            for each in signed
+            if kept.get(each.receipt.device) == each.receipt and known.receipts.get(each.receipt.device) != each.receipt
+        }
+        for refusal in refusals:
+            self._meter.count("messages_refused", code=refusal.code)
+        if puts:
+            devices = ", ".join(sorted(key.rsplit("/", 1)[1] for key in puts))
+            try:
+                await self._truth.commit(
+                    puts, events=[Event("RECEIPT_KEPT", f"{node}/{devices}", "measured", node=node)]
+                )
+            except ShoalError as error:
+                return error.refusal
+        # Statuses may have come in while the receipts were written: merge into what is true now.
+        self.fleet, _ = receipts_received(
+            self.fleet, node, tuple(each.receipt for each in signed), self._clock.now(), self._clock.wall()
+        )
+        self._changed()
+        return refusals[0] if refusals else None
+
+    async def _events(self, node: str, message: NodeEvents) -> None:
+        await self._truth.note(
+            *(Event(each.code, each.subject, each.message, f"agent {node}", node=node) for each in message.events)
+        )
+
+    async def _save(self, stored: NodeRecord, event: Event) -> None:
+        name = stored.node.name
+        key = NODES + name
+        self._revisions[name] = await self._truth.commit(
+            {key: records.dump(stored)}, expect={key: self._revisions.get(name, 0)}, events=[event]
+        )
+
+    async def _save_as_operator(self, stored: NodeRecord, event: Event) -> None:
+        try:
+            await self._save(stored, event)
+        except StaleRevision as cause:
+            raise _conflict(stored.node.name) from cause
+
+    def _known(self, node: str) -> NodeState:
+        state = self.fleet.nodes.get(node)
+        if state is None:
+            raise refuse(Code.NODE_UNKNOWN, f"{node!r:.80}", "a node of this region", "see `shoal get nodes`")
+        return state
+
+    def _is_alive(self, state: NodeState) -> bool:
+        silent = self._clock.now() - state.heard_at
+        return state.connected and silent <= TWIN_BEATS * self.fleet.timing.heartbeat_s
+
+
+def _matters(before: NodeState, after: NodeState) -> bool:
+    """Whether anything changed that decisions read, beside what changes with every beat."""
+    return (
+        before.reported != after.reported
+        or before.sequence == 0
+        or before.version != after.version
+        or before.front_ready != after.front_ready
+        or before.observed.keys() != after.observed.keys()
+        or any(_state(before.observed[key]) != _state(after.observed[key]) for key in after.observed)
+    )
+
+
+def _state(observed: Observed) -> tuple[object, ...]:
+    drained = observed.phase is Phase.DRAINING and observed.in_flight == 0
+    return observed.phase, observed.code, observed.restarts, observed.measured, drained
+
+
+def _phase_events(before: NodeState, after: NodeState) -> list[Event]:
+    """Failures, by code; what goes well is told by the reconciler."""
+    return [
+        Event(observed.code, observed.assignment, observed.reason, f"agent {after.name}", after.name, observed.workload)
+        for observed in after.observed.values()
+        if observed.phase is Phase.FAILED
+        and observed.code is not None
+        and ((known := before.observed.get(observed.assignment)) is None or _state(known) != _state(observed))
+    ]
+
+
+def _quarantine_events(before: NodeState, after: NodeState) -> list[Event]:
+    if before.quarantined == after.quarantined:
+        return []
+    code = Code.NODE_QUARANTINED if after.quarantined else "NODE_TRUSTED"
+    return [Event(code, after.name, str(after.refusal or "its reports are sound again"), node=after.name)]
+
+
+def _liveness_event(change: LivenessChange) -> Event:
+    return Event(
+        f"NODE_{change.after.upper().replace('-', '_')}",
+        change.node,
+        f"{change.before} -> {change.after}, silent for {change.silent_s:.1f}s",
+        node=change.node,
+    )
+
+
+def _conflict(node: str) -> ShoalError:
+    return refuse(Code.CONFLICT, f"{node} changed meanwhile", "an unchanged node", "try again")

@@ -1,0 +1,99 @@
+"""Which truth this coordinator speaks for: the region's record in the store, and commits that are fenced by it.
+
+Every commit of the controllers is a compare-and-set on this record, so that a coordinator that was replaced (another
+term, another history) can change nothing any more.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.events import Event, EventLog
+from shoal.coordinator.ports import Ids, Meter, Store, Transaction
+from shoal.types.assignment import Version
+from shoal.types.codes import Code, ShoalError, refuse
+
+KEY = "region"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """term: of the leader's election; 1 where there is one coordinator."""
+
+    name: str
+    history: str
+    term: int
+
+
+class Truth:
+    def __init__(self, name: str, store: Store, events: EventLog, ids: Ids, meter: Meter) -> None:
+        self._name = name
+        self._store = store
+        self._events = events
+        self._ids = ids
+        self._meter = meter
+        self._record = RegionRecord(name, "", 1)
+        self._revision = 0
+        self.changing = asyncio.Lock()
+        """Held while documents or models change: each change is decided on what the one before it left."""
+
+    async def start(self) -> None:
+        """Resumes the history, or opens the first. Raises ShoalError(REGION_MISMATCH) on another region's store."""
+        stored = await self._store.read(KEY)
+        if stored is None:
+            await self.open_history("the region's first start")
+            return
+        self._record, self._revision = records.load(RegionRecord, stored.value), stored.revision
+        if self._record.name != self._name:
+            raise refuse(
+                Code.REGION_MISMATCH,
+                f"the store of region {self._record.name}",
+                f"one of {self._name}",
+                f"start with --region {self._record.name}, or another --data-dir",
+            )
+
+    async def open_history(self, why: str) -> None:
+        """From now on generations mean something new: agents accept lower ones, and stop nothing for it."""
+        record = replace(self._record, history=self._ids.name("history"))
+        entries = self._events.entries([Event("HISTORY_OPENED", record.history, why)])
+        self._revision = await self._store.commit(
+            Transaction({KEY: records.dump(record), **entries.puts}, entries.deletes, {KEY: self._revision})
+        )
+        self._record = record
+
+    @property
+    def history(self) -> str:
+        return self._record.history
+
+    @property
+    def term(self) -> int:
+        return self._record.term
+
+    def version(self, generation: int) -> Version:
+        return Version(self._record.history, self._record.term, generation)
+
+    async def commit(
+        self,
+        puts: Mapping[str, bytes],
+        *,
+        deletes: tuple[str, ...] = (),
+        expect: Mapping[str, int] | None = None,
+        events: Iterable[Event] = (),
+    ) -> int:
+        """Fenced, with its events in the same transaction. Raises StaleRevision, ShoalError(STORE_FULL | ..)."""
+        entries = self._events.entries(events)
+        return await self._store.commit(
+            Transaction(
+                {**puts, **entries.puts},
+                (*deletes, *entries.deletes),
+                {**(expect or {}), KEY: self._revision},
+            )
+        )
+
+    async def note(self, *events: Event) -> None:
+        """Events about what was not written: dropped and counted when the store cannot take them."""
+        try:
+            await self._events.write(*events)
+        except ShoalError as error:
+            self._meter.count("events_dropped", code=error.code)

@@ -1,0 +1,360 @@
+"""Documents in, desired sets out: the one loop that decides what runs where.
+
+A step computes everything from the store's truth and the fleet as heard, commits what changed (desired sets with their
+new generations, the reconciler's memory, the events) in one transaction, and only then sends. A send that is lost is
+repaired: a session is sent its set when it opens, and again when the node says that it holds another.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.catalog import (
+    DOCUMENTS,
+    Catalog,
+    DocumentChange,
+    DocumentKey,
+    Proposal,
+    StoredDocument,
+    propose,
+    without,
+)
+from shoal.coordinator.controllers.enrolment import CREDENTIALS
+from shoal.coordinator.controllers.events import Event
+from shoal.coordinator.controllers.fleet import FleetController
+from shoal.coordinator.controllers.memory import StoredMemory
+from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.core.fleet.state import NodeState, Timing
+from shoal.coordinator.core.placement.model import Plan, Slot
+from shoal.coordinator.core.workloads.decide import decide
+from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Wait, World
+from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
+from shoal.policies import Problem
+from shoal.types.assignment import Credential, DesiredSet
+from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.units import Elapsed, Seconds, UsdPerHour
+from shoal.types.workload import Intent, WorkloadKey
+
+DESIRED: Final = "desired/"
+MEMORY: Final = "memory"
+RESEND_BEATS: Final = 3
+"""A node that still reports another version this many beats after it was sent one is sent it again."""
+PLANS_KEPT: Final = 32
+COST_LABEL: Final = "usd_per_h"
+"""A device's attribute, else a node's label: what one hour of the device costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What applying would do. problems: then there is neither plan nor hash."""
+
+    proposal: Proposal
+    plan: Plan | None
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return self.proposal.problems
+
+    @property
+    def documents(self) -> tuple[DocumentChange, ...]:
+        return self.proposal.changes
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """stale: the decisions that differ from the plan whose hash was given; then nothing was applied."""
+
+    planned: Planned
+    stale: tuple[str, ...]
+    revision: int
+
+
+class WorkloadsController:
+    def __init__(
+        self,
+        region: str,
+        store: Store,
+        links: AgentLinks,
+        truth: Truth,
+        fleet: FleetController,
+        clock: Clock,
+        meter: Meter,
+        *,
+        defaults: Timing,
+        seed: int,
+        changed: Callable[[], None],
+    ) -> None:
+        """defaults: the region's timing while no workload asks for its own."""
+        self.catalog = Catalog()
+        self.intents: tuple[Intent, ...] = ()
+        self.desired: dict[str, DesiredSet] = {}
+        self.credentials: tuple[Credential, ...] = ()
+        self.waits: tuple[Wait, ...] = ()
+        self.plan_now: Plan | None = None
+        """Of the last step."""
+        self._region = region
+        self._store = store
+        self._links = links
+        self._truth = truth
+        self._fleet = fleet
+        self._clock = clock
+        self._meter = meter
+        self._defaults = defaults
+        self._seed = seed
+        self._changed = changed
+        self._memory = Memory()
+        self._saved = Memory()
+        self._revisions: dict[str, int] = {}
+        self._sent_at: dict[str, Elapsed] = {}
+        self._plans: dict[str, tuple[str, ...]] = {}
+
+    async def start(self) -> None:
+        documents = {}
+        for record in await self._store.scan(DOCUMENTS):
+            stored = records.load(StoredDocument, record.value)
+            documents[stored.key] = stored
+            self._revisions[record.key] = record.revision
+        self.adopt(replace(self.catalog, documents=documents))
+        for record in await self._store.scan(DESIRED):
+            self.desired[record.key.removeprefix(DESIRED)] = records.load(DesiredSet, record.value)
+        found = await self._store.read(MEMORY)
+        if found is not None:
+            self._memory = self._saved = records.load(StoredMemory, found.value).restored(self._clock.now())
+        await self.load_credentials()
+
+    def adopt(self, catalog: Catalog) -> None:
+        """The new truth about documents and models, already in the store."""
+        self.catalog = catalog
+        self.intents = catalog.intents
+        self._fleet.fleet = replace(self._fleet.fleet, timing=_timing(self.intents, self._defaults))
+        self._changed()
+
+    async def load_credentials(self) -> None:
+        found = [records.load(Credential, record.value) for record in await self._store.scan(CREDENTIALS)]
+        self.credentials = tuple(found)
+        self._changed()
+
+    def plan(self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str) -> Planned:
+        """What applying would do; changes nothing. No texts: what would change now."""
+        proposal = propose(self.catalog, texts, digests, region=self._region, actor=actor, wall=self._clock.wall())
+        if proposal.problems:
+            return Planned(proposal, None)
+        plan = self._decide(proposal.catalog).plan
+        self._remember(plan)
+        return Planned(proposal, plan)
+
+    async def apply(
+        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str
+    ) -> Applied:
+        """Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
+        async with self._truth.changing:
+            return await self._apply(texts, digests, plan_hash, actor)
+
+    async def delete(self, key: DocumentKey, actor: str) -> int:
+        """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE | CONFLICT)."""
+        async with self._truth.changing:
+            left = without(self.catalog, key)
+            event = Event("DELETED", f"{key.kind} {key.name}", "", actor, "", _workload_of(key))
+            revision = await self._commit_documents({}, (key.stored_at,), (key,), [event])
+            self.adopt(left)
+            return revision
+
+    async def step(self) -> None:
+        """Raises ShoalError when the store takes nothing: nothing was sent then, and the next step tries again."""
+        decision = self._decide(self.catalog)
+        wall = self._clock.wall()
+        credentials = tuple(each for each in self.credentials if each.expires_at > wall)
+        changed = {
+            node: self._next_set(node, content, credentials)
+            for node, content in sorted(decision.desired.items())
+            if not self._is(node, content, credentials)
+        }
+        gone = tuple(node for node in self.desired if node not in decision.desired)
+        if changed or gone or decision.memory != self._saved or decision.events:
+            puts = {DESIRED + node: records.dump(desired) for node, desired in changed.items()}
+            if decision.memory != self._saved:
+                puts[MEMORY] = records.dump(StoredMemory.of(decision.memory, self._clock.now()))
+            events = [_event(happened) for happened in decision.events]
+            await self._truth.commit(puts, deletes=tuple(DESIRED + node for node in gone), events=events)
+        self._memory = self._saved = decision.memory
+        self.waits, self.plan_now = decision.waits, decision.plan
+        self.desired.update(changed)
+        for node in gone:
+            del self.desired[node]
+        for node in self._to_send(frozenset(changed)):
+            self._sent_at[node] = self._clock.now()
+            self._fleet.unsent.discard(node)
+            await self._links.send(node, self.desired[node])
+
+    def next_deadline(self) -> Seconds | None:
+        """Until the earliest wait ends, so that the loop can look again then."""
+        wall = self._clock.wall()
+        ends = [end for wait in self.waits for end in (wait.retry_at, wait.gives_up_at) if end and end > wall]
+        return Seconds(min(ends) - wall) if ends else None
+
+    def explain(self, key: WorkloadKey) -> Plan:
+        """The plan as it would be computed now. Raises ShoalError(WORKLOAD_UNKNOWN)."""
+        plan = self._decide(self.catalog).plan
+        if plan.of(key) is None:
+            raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+        return plan
+
+    async def _apply(
+        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str
+    ) -> Applied:
+        before = self._plans.get(plan_hash)
+        planned = self.plan(texts, digests, actor)
+        if planned.plan is None:
+            return Applied(planned, (), 0)
+        if plan_hash and plan_hash != planned.plan.hash:
+            return Applied(planned, _differences(before, _decisions(planned.plan)), 0)
+        documents = planned.proposal.catalog.documents
+        keys = planned.proposal.changed
+        if not keys:
+            return Applied(planned, (), 0)
+        events = [
+            Event(
+                "APPLIED", f"{key.kind} {key.name}", f"revision {documents[key].revision}", actor, "", _workload_of(key)
+            )
+            for key in keys
+        ]
+        puts = {key.stored_at: records.dump(documents[key]) for key in keys}
+        revision = await self._commit_documents(puts, (), keys, events)
+        self.adopt(planned.proposal.catalog)
+        return Applied(planned, (), revision)
+
+    def _decide(self, catalog: Catalog) -> Decision:
+        intents = self.intents if catalog is self.catalog else catalog.intents
+        world = World(
+            region=catalog.facts(self._region),
+            fleet=self._fleet.fleet,
+            intents=intents,
+            profiles=catalog.profiles,
+            desired={
+                node: Content(each.assignments, each.routes, each.pins, each.heartbeat_s)
+                for node, each in self.desired.items()
+            },
+            memory=self._memory,
+            quotas=catalog.quotas,
+            costs=_costs(self._fleet.fleet.nodes),
+            documents=catalog.refs,
+            seed=self._seed,
+        )
+        return decide(world, self._clock.now(), self._clock.wall())
+
+    def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:
+        known = self.desired.get(node)
+        generation = known.version.generation + 1 if known is not None else 1
+        return DesiredSet(
+            node,
+            self._truth.version(generation),
+            content.assignments,
+            content.routes,
+            content.pins,
+            credentials,
+            content.heartbeat_s,
+        )
+
+    def _is(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> bool:
+        known = self.desired.get(node)
+        return known is not None and (
+            (known.assignments, known.routes, known.pins, known.heartbeat_s, known.credentials)
+            == (content.assignments, content.routes, content.pins, content.heartbeat_s, credentials)
+            and known.version.history == self._truth.history
+        )
+
+    def _to_send(self, changed: frozenset[str]) -> list[str]:
+        """Connected nodes that have shown what they run and may hold another set than theirs."""
+        found = []
+        for name, state in sorted(self._fleet.fleet.nodes.items()):
+            if name in self.desired and state.connected and state.sequence > 0:
+                new = name in changed or name in self._fleet.unsent
+                if new or self._is_behind(name, state):
+                    found.append(name)
+        return found
+
+    def _is_behind(self, node: str, state: NodeState) -> bool:
+        patience = RESEND_BEATS * self._fleet.fleet.timing.heartbeat_s
+        sent_at = self._sent_at.get(node)
+        return state.version != self.desired[node].version and (
+            sent_at is None or self._clock.now() - sent_at >= patience
+        )
+
+    async def _commit_documents(
+        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], keys: Sequence[DocumentKey], events: list[Event]
+    ) -> int:
+        expect = {key.stored_at: self._revisions.get(key.stored_at, 0) for key in keys}
+        try:
+            revision = await self._truth.commit(puts, deletes=deletes, expect=expect, events=events)
+        except StaleRevision as cause:
+            raise refuse(
+                Code.CONFLICT, f"{cause} changed meanwhile", "documents as they were planned", "plan again, then apply"
+            ) from cause
+        for stored_at in expect:
+            if stored_at in puts:
+                self._revisions[stored_at] = revision
+            else:
+                self._revisions.pop(stored_at, None)
+        return revision
+
+    def _remember(self, plan: Plan) -> None:
+        self._plans.pop(plan.hash, None)
+        self._plans[plan.hash] = _decisions(plan)
+        while len(self._plans) > PLANS_KEPT:
+            del self._plans[next(iter(self._plans))]
+
+
+def _timing(intents: Sequence[Intent], defaults: Timing) -> Timing:
+    if not intents:
+        return defaults
+    return Timing(
+        min(intent.partition.heartbeat_s for intent in intents),
+        min(intent.partition.lost_after_s for intent in intents),
+    )
+
+
+def _costs(nodes: Mapping[str, NodeState]) -> dict[Slot, UsdPerHour]:
+    """What nodes say their devices cost; unreadable or negative figures are unknown."""
+    costs = {}
+    for name, state in nodes.items():
+        for device in state.node.devices:
+            text = device.attributes.get(COST_LABEL) or state.node.labels.get(COST_LABEL)
+            try:
+                cost = float(text) if text else -1.0
+            except ValueError:
+                continue
+            if 0 <= cost < 1e6:
+                costs[Slot(name, device.name)] = UsdPerHour(cost)
+    return costs
+
+
+def _decisions(plan: Plan) -> tuple[str, ...]:
+    """One line each, for saying which differ."""
+    return tuple(
+        f"{change.sign} {workload.workload} {change.model[:19]} {change.precision} on {change.node}/{change.device}"
+        for workload in plan.workloads
+        for change in workload.changes
+    )
+
+
+def _differences(before: tuple[str, ...] | None, after: tuple[str, ...]) -> tuple[str, ...]:
+    if before is None:
+        return ("that plan is not known any more; now it would be:", *after)
+    gone = [f"no more: {line}" for line in before if line not in after]
+    new = [f"now: {line}" for line in after if line not in before]
+    return (*gone, *new) or ("the documents or the region's state differ; the placements do not",)
+
+
+def _event(happened: Happened) -> Event:
+    return Event(happened.code, happened.subject, happened.message, node=happened.node, workload=happened.workload)
+
+
+def _workload_of(key: DocumentKey) -> WorkloadKey | None:
+    return WorkloadKey(*key.name.split("/", 1)) if key.kind == "Workload" else None
+
+
+def stale_refusal(stale: tuple[str, ...]) -> Refusal:
+    return Refusal(
+        Code.PLAN_STALE, "; ".join(stale)[:500], "the plan that was shown", "plan again, look at it, apply its hash"
+    )
