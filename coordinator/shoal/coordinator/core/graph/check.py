@@ -16,6 +16,7 @@ from shoal.coordinator.core.graph.contents import (
     every_tensor,
     function_key,
     operator_name,
+    opsets_of,
     subgraphs,
 )  # fmt: skip
 from shoal.coordinator.core.graph.functions import function_problems
@@ -77,7 +78,7 @@ def _nesting(model: ModelProto, rules: Rules) -> Iterator[Refusal]:
 
 def _operators(model: ModelProto, rules: Rules, trusted: bool) -> Iterator[Refusal]:
     own = {function_key(function) for function in model.functions}
-    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    opsets = opsets_of(chain(model.opset_import, *(function.opset_import for function in model.functions)))
     for node in every_node(model):
         domain = domain_of(node)
         if function_key(node) in own:

@@ -2,7 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    SparseTensorProto,
+    TensorProto,
+)
 
 Body = GraphProto | FunctionProto
 FunctionKey = tuple[str, str, str]
@@ -54,7 +63,16 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from graphs_of(attribute)
 
 
-def domain_of(named: NodeProto | FunctionProto) -> str:
+def opsets_of(imports: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+    """Domain -> version; the higher where one is imported twice."""
+    found: dict[str, int] = {}
+    for entry in imports:
+        domain = domain_of(entry)
+        found[domain] = max(entry.version, found.get(domain, entry.version))
+    return found
+
+
+def domain_of(named: NodeProto | FunctionProto | OperatorSetIdProto) -> str:
     """`ai.onnx` is the default domain under its full name."""
     return "" if named.domain == "ai.onnx" else named.domain
 

@@ -52,6 +52,10 @@ class Site:
             raise UnknownShape
         return found
 
+    def number(self, name: str, default: int | None = None) -> int:
+        """An integer attribute. Raises KeyError when it is absent and has no default."""
+        return int(self.attributes[name] if default is None else self.attributes.get(name, default))
+
     def read(self, index: int = 0) -> int:
         return math.prod(self.shape(index))
 
@@ -120,8 +124,8 @@ PER_OUTPUT: Final[Mapping[str, float]] = {
         "Less", "LessOrEqual", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Abs", "Neg",
         "Reciprocal", "Floor", "Ceil", "Round", "Sign", "Sqrt", "Exp", "Log", "Sin", "Cos", "Tan", "Asin", "Acos",
         "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Tanh", "Erf", "IsNaN", "IsInf", "Relu", "PRelu",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Hardmax", "Binarizer",
-        "Det", "BlackmanWindow", "HannWindow", "HammingWindow",
+        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Hardmax",
+        "Binarizer", "Det", "BlackmanWindow", "HannWindow", "HammingWindow",
     ), 1.0),
     # LeakyRelu, ThresholdedRelu: compare, multiply. Clip: two comparisons. Scaler: subtract, multiply
     **dict.fromkeys(("LeakyRelu", "ThresholdedRelu", "Clip", "Shrink", "Scaler", "Imputer"), 2.0),
@@ -181,7 +185,7 @@ def _deform_conv(site: Site) -> float:
 def _matmul(site: Site) -> float:
     """Y[.., m, n] = sum over k of A[.., m, k] B[.., k, n]: 2 |Y| k."""
     a = site.shape(0)
-    return 2 * site.made() * (a[-2] if site.attributes.get("transA") and len(a) > 1 else a[-1])
+    return 2 * site.made() * (a[-2] if site.number("transA", 0) and len(a) > 1 else a[-1])
 
 
 def _qlinear_matmul(site: Site) -> float:
@@ -192,8 +196,9 @@ def _qlinear_matmul(site: Site) -> float:
 def _gemm(site: Site) -> float:
     """alpha A' B' + beta C: 2 M N K, M N more for each of C, alpha != 1, beta != 1."""
     a, attributes = site.shape(0), site.attributes
-    inner = a[0] if attributes.get("transA") else a[1]
-    extra = (attributes.get("alpha", 1.0) != 1.0) + site.given(2) * (1 + (attributes.get("beta", 1.0) != 1.0))
+    inner = a[0] if site.number("transA", 0) else a[1]
+    scaled, weighted = attributes.get("alpha", 1.0) != 1.0, attributes.get("beta", 1.0) != 1.0
+    extra = int(scaled) + int(site.given(2)) * (1 + int(weighted))
     return site.made() * (2 * inner + extra)
 
 
@@ -230,7 +235,7 @@ def _recurrent(gates: int, pointwise: int) -> Formula:
 
 def _pool(site: Site) -> float:
     """One addition or comparison for each tap of the window: |Y| prod(kernel_shape)."""
-    return site.made() * math.prod(site.attributes["kernel_shape"])
+    return site.made() * math.prod(int(length) for length in site.attributes["kernel_shape"])
 
 
 def _resize(site: Site) -> float:
@@ -250,7 +255,7 @@ def _grid_sample(site: Site) -> float:
 
 def _roi_align(site: Site) -> float:
     """Each output averages sampling_ratio^2 bilinear samples of 7 operations; ratio 0 (adaptive) is taken as 2."""
-    ratio = site.attributes.get("sampling_ratio", 0) or 2
+    ratio = site.number("sampling_ratio", 0) or 2
     return site.made() * ratio**2 * 8
 
 
@@ -261,12 +266,12 @@ def _nary(site: Site) -> float:
 
 def _lrn(site: Site) -> float:
     """Square, a window sum of `size`, scale and add, power, divide."""
-    return site.made() * (site.attributes["size"] + 5)
+    return site.made() * (site.number("size") + 5)
 
 
 def _top_k(site: Site) -> float:
     """A heap of k: |X| log2(k + 1) comparisons."""
-    axis = site.attributes.get("axis", -1)
+    axis = site.number("axis", -1)
     return site.read() * math.log2(site.out()[axis] + 1)
 
 
@@ -281,9 +286,9 @@ def _attention(site: Site) -> float:
         heads, rows, width = query[1:]
         value_width = value[-1]
     else:
-        heads = site.attributes["q_num_heads"]
+        heads = site.number("q_num_heads")
         rows, width = query[1], query[2] // heads
-        value_width = value[2] // site.attributes["kv_num_heads"]
+        value_width = value[2] // site.number("kv_num_heads")
     return query[0] * heads * rows * keys * (2 * (width + value_width) + 6)
 
 
@@ -291,7 +296,7 @@ def _fused_attention(site: Site) -> float:
     """com.microsoft Attention: the projection of [b, s, i] by W [i, q + k + v], then attention over s (and past)."""
     batch, rows, width = site.shape(0)
     columns = site.shape(1)[-1]
-    heads = site.attributes["num_heads"]
+    heads = site.number("num_heads")
     past = site.shape(4)[-2] if site.given(4) else 0
     scores = batch * rows * (rows + past)
     return 2 * batch * rows * width * columns + scores * (4 * columns / 3 + 6 * heads)
@@ -301,19 +306,19 @@ def _multi_head_attention(site: Site) -> float:
     """com.microsoft MultiHeadAttention, GroupQueryAttention, [b, s, hidden]: 4 hidden + 6 heads a pair of positions."""
     batch, rows, hidden = site.shape(0)[:3]
     keys = site.out(1)[-2] if len(site.outputs) > 1 and site.outputs[1].shape else site.shape(1)[1]
-    return batch * rows * keys * (4 * hidden + 6 * site.attributes["num_heads"])
+    return batch * rows * keys * (4 * hidden + 6 * site.number("num_heads"))
 
 
 def _dft(site: Site) -> float:
     """5 n log2 n for each transform of n points (Cooley-Tukey, as FFTW counts)."""
-    points = max(site.out()[site.attributes.get("axis", 1)], 1)
+    points = max(site.out()[site.number("axis", 1)], 1)
     return site.made() / 2 * 5 * math.log2(points + 1)
 
 
 def _stft(site: Site) -> float:
     """Y [b, frames, bins, 2]: 5 n log2 n a frame, n = 2 (bins - 1) for one-sided spectra; the window is 1 a point."""
     batch, frames, bins = site.out()[:3]
-    points = 2 * (bins - 1) if site.attributes.get("onesided", 1) else bins
+    points = 2 * (bins - 1) if site.number("onesided", 1) else bins
     return batch * frames * points * (5 * math.log2(max(points, 2)) + 1)
 
 
@@ -337,7 +342,7 @@ def _linear_model(site: Site) -> float:
 
 def _weight_only(site: Site) -> float:
     """com.microsoft MatMulNBits: as MatMul, and the weights are dequantised (2 an element) once."""
-    k, n = site.attributes["K"], site.attributes["N"]
+    k, n = site.number("K"), site.number("N")
     return 2 * site.made() * k + 2 * k * n
 
 

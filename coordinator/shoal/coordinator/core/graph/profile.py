@@ -6,7 +6,7 @@ from typing import Final
 from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from shoal.coordinator.core.graph.check import check
-from shoal.coordinator.core.graph.contents import domain_of, every_body, every_node, function_key
+from shoal.coordinator.core.graph.contents import domain_of, every_body, every_node, function_key, opsets_of
 from shoal.coordinator.core.graph.infer import attributes_of
 from shoal.coordinator.core.graph.reference import SCHEMES, axes_of, reference_inputs
 from shoal.coordinator.core.graph.rules import RULES, Rules
@@ -38,7 +38,7 @@ def profile_of(content: bytes, digest: str, rules: Rules = RULES) -> ModelProfil
 def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelProfile | Refusal:
     constants = {tensor.name for tensor in model.graph.initializer}
     given = [info for info in model.graph.input if info.name not in constants]
-    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    opsets = opsets_of(model.opset_import)
     world = World(opsets, {function_key(function): function for function in model.functions})
     inputs, ran = _first_that_fits(model.graph, given, world)
     if ran.peak_bytes > rules.max_activation_bytes:

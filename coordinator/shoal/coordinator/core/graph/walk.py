@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from shoal.coordinator.core.graph.contents import FunctionKey, domain_of, function_key, operator_name, subgraphs
+from shoal.coordinator.core.graph.contents import (
+    FunctionKey,
+    domain_of,
+    function_key,
+    operator_name,
+    opsets_of,
+    subgraphs,
+)
 from shoal.coordinator.core.graph.flops import VIEWS, Site, flops, moved
 from shoal.coordinator.core.graph.infer import attributes_of, infer
 from shoal.coordinator.core.graph.values import UNKNOWN, Value, of_tensor, of_type
@@ -145,7 +152,7 @@ def _step(node: NodeProto, inputs: Sequence[Value], scope: Scope, world: World) 
 def _call(node: NodeProto, function: FunctionProto, inputs: Sequence[Value], world: World) -> Ran:
     bindings = {attribute.name: attribute for attribute in function.attribute_proto}
     bindings.update({attribute.name: attribute for attribute in node.attribute})
-    inner = World({entry.domain: entry.version for entry in function.opset_import}, world.functions, bindings)
+    inner = World(opsets_of(function.opset_import), world.functions, bindings)
     scope: Scope = ChainMap(dict(zip(function.input, inputs, strict=False)))
     declared = {info.name: of_type(info.type) for info in function.value_info}
     ran = _run(function.node, scope, function.output, declared, inner, 0)
