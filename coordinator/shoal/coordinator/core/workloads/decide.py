@@ -1,5 +1,17 @@
-from shoal.coordinator.core.workloads.model import Decision, World
-from shoal.types.units import Elapsed, Wall
+"""One step of the region's reconciling, from everything known to everything asked."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shoal.coordinator.core.fleet.state import Fleet, Timing
+from shoal.coordinator.core.placement.model import Inputs, Trial
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Remembered, Wait, World
+from shoal.coordinator.core.workloads.reconcile import reconcile
+from shoal.coordinator.core.workloads.routes import routes, tables
+from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
+from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.workload import Intent, PartitionRule
 
 
 def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
@@ -8,4 +20,98 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     Pure. The caller persists `decision.desired` where it differs (new generation) with `decision.memory` and the events
     in one transaction, then sends. Called again with what it answered and the same fleet, it changes nothing.
     """
-    raise NotImplementedError
+    desired = {node: world.desired.get(node, Content()).assignments for node in sorted(world.fleet.nodes)}
+    memory = replace(
+        world.memory,
+        crashes=crashes(world.memory, world.fleet, desired, now),
+        measured=_remember(world.memory, world.fleet),
+    )
+    world = replace(world, memory=memory)
+    inputs = inputs_of(world, now, wall)
+    plan = place(inputs, explain=False)
+    outcome = reconcile(plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall)
+    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables)
+    short = _since(memory.short, {str(each.workload) for each in plan.workloads if each.refusal is not None}, now)
+    dark = {str(each.workload) for each in plan.workloads if not tables_now[str(each.workload)].endpoints}
+    after = replace(
+        memory,
+        issued=outcome.issued,
+        marks=outcome.marks,
+        tables=tables_now,
+        short=short,
+        without_ready=_since(memory.without_ready, dark, now),
+    )
+    heartbeat_s = timing(world.intents).heartbeat_s
+    contents = {
+        node: Content(
+            assignments=assignments,
+            routes=routes(node, plan, tables_now),
+            pins=tuple(sorted({assignment.model for assignment in assignments})),
+            heartbeat_s=heartbeat_s,
+        )
+        for node, assignments in outcome.desired.items()
+    }
+    waits = tuple(_dated(wait, short, now, wall) for wait in outcome.waits)
+    events = outcome.events + _poisonings(world.memory, memory)
+    return Decision(plan, contents, after, waits, events)
+
+
+def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
+    """What placement looks at, for `decide` and for `plan` and `explain` (with `place(inputs)`)."""
+    desired = {node: content.assignments for node, content in world.desired.items()}
+    return Inputs(
+        region=world.region,
+        fleet=world.fleet,
+        intents=world.intents,
+        profiles=world.profiles,
+        desired=desired,
+        now=now,
+        wall=wall,
+        seed=world.seed,
+        documents=world.documents,
+        quotas=world.quotas,
+        broken=broken(world.memory, world.fleet, desired, now),
+        poisoned=poisoned(world.memory.crashes),
+        measured={each.trial: each.measured for each in world.memory.measured},
+        costs=world.costs,
+        rtt_s=world.rtt_s,
+    )
+
+
+def timing(intents: tuple[Intent, ...]) -> Timing:
+    """The shortest heartbeat and loss that any workload's `partition` rule asks for; the defaults without workloads."""
+    rules = [intent.partition for intent in intents] or [PartitionRule()]
+    return Timing(
+        Seconds(min(rule.heartbeat_s for rule in rules)),
+        Seconds(min(rule.lost_after_s for rule in rules)),
+    )
+
+
+def _remember(memory: Memory, fleet: Fleet) -> tuple[Remembered, ...]:
+    """Warm-up figures by (model, node, device); the newest stay when their replica is gone."""
+    known = {each.trial: each for each in memory.measured}
+    for state in fleet.nodes.values():
+        for observed in state.observed.values():
+            if observed.measured is not None:
+                trial = Trial(observed.model, state.name, observed.device)
+                known[trial] = Remembered(trial, observed.measured)
+    return tuple(known[trial] for trial in sorted(known))
+
+
+def _since(before: Mapping[str, Elapsed], names: set[str], now: Elapsed) -> Mapping[str, Elapsed]:
+    return {name: before.get(name, now) for name in sorted(names)}
+
+
+def _dated(wait: Wait, short: Mapping[str, Elapsed], now: Elapsed, wall: Wall) -> Wait:
+    """A wait of a whole workload began when its replicas came to be missing."""
+    if wait.assignment:
+        return wait
+    return replace(wait, since=Wall(wall - (now - short.get(str(wait.workload), now))))
+
+
+def _poisonings(before: Memory, after: Memory) -> tuple[Happened, ...]:
+    fresh = poisoned(after.crashes) - poisoned(before.crashes)
+    return tuple(
+        Happened("POISONED", triple.model, f"{triple.provider} {triple.runtime_version}", "", None)
+        for triple in sorted(fresh)
+    )

@@ -15,7 +15,7 @@ from shoal.types.workload import Intent, Quota, WorkloadKey
 
 
 class Stage(StrEnum):
-    """Where the coordinator is with one assignment: what it waits for."""
+    """Where the coordinator is with one assignment. serving: seen READY since it was assigned, whatever came after."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -24,11 +24,10 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """When an assignment entered its stage, on the coordinator's clock. served: it was READY at least once."""
+    """When an assignment entered its stage, on the coordinator's clock."""
 
     stage: Stage
     since: Elapsed
-    served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,7 @@ class Crashes:
 
     triple: Triple
     count: int
+    last_at: Elapsed
     seen: tuple[tuple[str, int], ...]
 
 
@@ -62,8 +62,9 @@ class Remembered:
 class Memory:
     """What reconciling carries from step to step; persisted with the desired sets in one transaction.
 
-    issued: assignments ever created, so that ids never repeat. marks: by assignment id. tables, without_ready (since
-    when a workload has had no ready replica): by `str(WorkloadKey)`. Plain JSON: no key is a tuple.
+    issued: assignments ever created, so that ids never repeat. marks: by assignment id. By `str(WorkloadKey)`: tables;
+    short (since when replicas could not be placed); without_ready (since when no replica was ready). Plain JSON: no key
+    is a tuple.
     """
 
     issued: int = 0
@@ -71,6 +72,7 @@ class Memory:
     tables: Mapping[str, Table] = field(default_factory=dict)
     crashes: tuple[Crashes, ...] = ()
     measured: tuple[Remembered, ...] = ()
+    short: Mapping[str, Elapsed] = field(default_factory=dict)
     without_ready: Mapping[str, Elapsed] = field(default_factory=dict)
 
 
