@@ -113,7 +113,8 @@ def place(up: Up, found: list[Model]) -> None:
         for model in found:
             api.push(model.path, model.name)
         text = "---\n".join(
-            f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {{name: {model.name}}}\nspec: {{model: {{source: {model.name}}}}}\n"
+            f"apiVersion: shoal/v1\nkind: Workload\n"
+            f"metadata: {{name: {model.name}}}\nspec: {{model: {{source: {model.name}}}}}\n"
             for model in found
         )
         api.apply([operator_pb2.Document(name="bench.yaml", text=text)])
