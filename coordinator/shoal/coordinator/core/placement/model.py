@@ -1,5 +1,6 @@
 """What placement reads and what it answers. The answer mirrors `WorkloadPlan` of the operator API."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -60,7 +61,9 @@ class Inputs:
     """All that placement looks at: the same inputs give the same plan, in whatever order the mappings were filled.
 
     profiles: by model digest. desired: every node's assignments as last decided, draining ones included; the others are
-    the current replicas. broken: assignment ids that do not count as replicas any more, and why (`workloads.broken`).
+    the current replicas. terms: by assignment id, what its workload asked when it was last confirmed (`terms_of`); one
+    that was confirmed under other terms yields to a gain. broken: assignment ids that do not count as replicas any more,
+    and why (`workloads.trouble`).
     measured: warm-up figures remembered from earlier replicas. costs: USD/h of a whole device; absent = unknown.
     rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties.
     """
@@ -75,11 +78,27 @@ class Inputs:
     seed: int = 0
     documents: tuple[DocumentRef, ...] = ()
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    terms: Mapping[str, str] = field(default_factory=dict)
     broken: Mapping[str, Refusal] = field(default_factory=dict)
     poisoned: frozenset[Triple] = frozenset()
     measured: Mapping[Trial, Measured] = field(default_factory=dict)
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
     rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
+
+
+def terms_of(intent: Intent) -> str:
+    """What a workload's documents ask of a placement, as a short hash: equal terms are no reason to move."""
+    asked = (
+        intent.models,
+        intent.require,
+        intent.limits,
+        intent.weights,
+        intent.relax,
+        intent.traffic,
+        intent.shared_worker,
+        intent.max_batch,
+    )
+    return hashlib.blake2b(repr(asked).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +166,7 @@ class Target:
     shared_worker: bool
     partition: PartitionRule
     keeps: str
+    terms: str
 
 
 @dataclass(frozen=True, slots=True)

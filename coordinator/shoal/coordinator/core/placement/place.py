@@ -32,6 +32,7 @@ from shoal.coordinator.core.placement.model import (
     Target,
     Triple,
     WorkloadPlan,
+    terms_of,
 )
 from shoal.coordinator.core.placement.rank import gain, pareto, score, tie, values
 from shoal.coordinator.core.placement.relax import Give, distance, merged, physical, relaxation, typed
@@ -200,6 +201,7 @@ class _Solver:
     def __init__(self, scope: Scope, intent: Intent, books: _Books) -> None:
         self.scope = scope
         self.intent = intent
+        self.terms = terms_of(intent)
         self.standings = standings(scope, intent)
         self.standing = tuple(each for each in self.standings if each.refusal is None)
         for each in self.standings:
@@ -234,7 +236,7 @@ class _Solver:
     def _unmoved(self) -> _Level | None:
         """The level at which nothing needs deciding: every wanted replica stands by unchanged documents."""
         intent = self.intent
-        kept = [each for each in self.standing if each.assignment.revision == intent.revision]
+        kept = [each for each in self.standing if self._confirmed(each)]
         if len(kept) != intent.require.replicas or len(kept) != len(self.standing):
             return None
         if not all(self._still_meets(each, intent.require) for each in kept):
@@ -348,11 +350,15 @@ class _Solver:
 
     def _keeps(self, standing: _Standing, require: Requirements, limits: Limits) -> bool | None:
         """True: stays whatever else there is. False: may stay, but yields to a gain. None: may not stay."""
-        if standing.assignment.revision == self.intent.revision:
+        if self._confirmed(standing):
             return True if self._still_meets(standing, require) else None
         option = _option(standing)
         found = self.scope.faults(option, self.intent, require, limits)
         return None if any(fault.order is not Order.NODE for fault in found) else False
+
+    def _confirmed(self, standing: _Standing) -> bool:
+        """Was this replica chosen, or confirmed, under the very terms that hold now?"""
+        return self.scope.inputs.terms.get(standing.assignment.id) == self.terms
 
     def _still_meets(self, standing: _Standing, require: Requirements) -> bool:
         option = _option(standing)
@@ -472,14 +478,14 @@ class _Solver:
             shared_worker=intent.shared_worker,
             partition=intent.partition,
             keeps=kept.id if kept is not None else "",
+            terms=self.terms,
         )
 
     def _changes(self, level: _Level) -> tuple[PlacementChange, ...]:
-        intent = self.intent
         changes = list[PlacementChange]()
         kept = {pick.keeps.assignment.id for pick in level.picks if pick.keeps is not None}
         decided = len(kept) == len(level.picks) > 0 and all(
-            pick.keeps is not None and pick.keeps.assignment.revision == intent.revision for pick in level.picks
+            pick.keeps is not None and self._confirmed(pick.keeps) for pick in level.picks
         )
         for pick in level.picks:
             option = pick.option
@@ -492,7 +498,7 @@ class _Solver:
                 continue
             if not level.picks or len(level.picks) < level.require.replicas:
                 sign, why = "=", "serves until it can be replaced"
-            elif decided and each.assignment.revision < intent.revision:
+            elif decided and not self._confirmed(each):
                 sign, why = "=", "serves until its replacement is ready"
             else:
                 sign, why = "-", str(each.refusal) if each.refusal is not None else "another is better or ready"

@@ -70,6 +70,7 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         seed=world.seed,
         documents=world.documents,
         quotas=world.quotas,
+        terms={name: mark.terms for name, mark in world.memory.marks.items()},
         broken=broken(world.memory, world.fleet, desired, now),
         poisoned=poisoned(world.memory.crashes),
         measured={each.trial: each.measured for each in world.memory.measured},

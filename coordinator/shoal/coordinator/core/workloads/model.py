@@ -24,10 +24,11 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """When an assignment entered its stage, on the coordinator's clock."""
+    """When an assignment entered its stage, on the coordinator's clock; under which terms it was last confirmed."""
 
     stage: Stage
     since: Elapsed
+    terms: str = ""
 
 
 @dataclass(frozen=True, slots=True)

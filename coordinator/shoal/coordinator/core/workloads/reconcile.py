@@ -98,7 +98,7 @@ class _Step:
                 self._say("REMOVED", node, assignment, "")
                 continue
             if after.draining and not assignment.draining:
-                self.marks[assignment.id] = Mark(Stage.DRAINING, self.now)
+                self.marks[assignment.id] = replace(self.marks[assignment.id], stage=Stage.DRAINING, since=self.now)
                 self._say("DRAINING", node, assignment, "")
             kept.append(after)
             self._wait(node, after, state, observed)
@@ -125,7 +125,7 @@ class _Step:
             partition=target.partition,
             work=work_of(self.profiles[target.model]),
         )
-        self.marks[name] = Mark(Stage.STARTING, self.now)
+        self.marks[name] = Mark(Stage.STARTING, self.now, target.terms)
         self._say("ASSIGNED", target.node, assignment, f"{target.device}, {target.precision}")
         self._wait(target.node, assignment, self.fleet.nodes.get(target.node), None)
         return target.node, assignment
@@ -168,6 +168,7 @@ class _Step:
         """The assignment as it shall be from now on; None: it leaves the desired set."""
         target = self.targets.get(assignment.id)
         if target is not None:
+            self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
             return replace(assignment, revision=target.revision, max_batch=target.max_batch, partition=target.partition)
         silent = state is None or state.liveness in (Liveness.SUSPECT, Liveness.LOST)
         lost = state is None or state.liveness is Liveness.LOST
@@ -210,7 +211,7 @@ class _Step:
             mark = Mark(Stage.DRAINING if assignment.draining else Stage.STARTING, self.now)
         ready = observed is not None and observed.phase is Phase.READY
         if ready and mark.stage is Stage.STARTING and state is not None and state.liveness is Liveness.READY:
-            mark = Mark(Stage.SERVING, self.now)
+            mark = Mark(Stage.SERVING, self.now, mark.terms)
             self._say("READY", node, assignment, assignment.device)
         self.marks[assignment.id] = mark
 
