@@ -1,0 +1,259 @@
+"""The Journal port on a real directory: power cuts, corruption, a full disk."""
+
+import json
+import os
+import random  # noqa: TID251 - seeded
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contract.agent.platter import Platter
+from unit.agent.core.samples import assignment, desired
+from unit.agent.core.test_receipt import CPU, GPU, receipt
+
+from shoal.agent.journal.files import FileJournal
+from shoal.agent.journal.slots import Slots
+from shoal.types.assignment import DesiredSet
+from shoal.types.codes import Code, ShoalError
+from shoal.types.receipt import SignedReceipt
+from shoal.wire import nouns
+
+
+class Heard:
+    """A Log that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None:
+        self.events.append(event)
+
+
+def journal(folder: Path, heard: Heard | None = None, reserve_bytes: int = 0) -> FileJournal:
+    return FileJournal(folder, heard or Heard(), reserve_bytes=reserve_bytes)
+
+
+def sets(count: int) -> list[DesiredSet]:
+    """Of different sizes, up to several pages."""
+    many = [assignment(f"a-{number}") for number in range(60)]
+    return [desired(generation, *many[: (generation * 17) % 60]) for generation in range(1, count + 1)]
+
+
+async def test_what_was_saved_is_loaded_by_the_next_process(tmp_path: Path) -> None:
+    first = journal(tmp_path)
+    assert await first.load() is None
+    for each in sets(5):
+        await first.save(each)
+        assert await journal(tmp_path).load() == each
+
+
+async def test_receipts_are_kept_beside(tmp_path: Path) -> None:
+    signed: tuple[SignedReceipt, ...] = tuple(
+        nouns.signed(receipt(device).receipt, b"signature") for device in (CPU, GPU)
+    )
+    await journal(tmp_path).save_receipts(signed)
+    assert await journal(tmp_path).load_receipts() == signed
+    assert await journal(tmp_path).load() is None
+
+
+async def test_f14_power_cut_at_any_operation_loses_nothing_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 cuts: what is found is the last set whose save returned, or the one that was being saved."""
+    folder = tmp_path / "journal"
+    kept = journal(folder)
+    platter = Platter(folder, monkeypatch)
+    saved = sets(40)
+    acknowledged = [(0, None), *[(await _save(kept, each, platter), each) for each in saved]]
+    monkeypatch.undo()
+    assert platter.count >= 5 * len(saved), "open, write, flush, rename, flush of the folder"
+    lost = 0
+    for cut in range(1000):
+        chance = random.Random(cut)
+        at = chance.randint(0, platter.count)
+        where = tmp_path / f"cut-{cut}"
+        where.mkdir()
+        platter.after_cut(at, chance, where)
+        found = await journal(where).load()
+        done = max(number for number, (count, _) in enumerate(acknowledged) if count <= at)
+        allowed = [each for _, each in acknowledged[done : done + 2]]
+        lost += found not in allowed
+        _remove(where)
+    assert lost == 0
+
+
+async def _save(kept: FileJournal, each: DesiredSet, platter: Platter) -> int:
+    await kept.save(each)
+    return platter.count
+
+
+def _remove(where: Path) -> None:
+    for each in where.iterdir():
+        each.unlink()
+    where.rmdir()
+
+
+async def test_f14_the_test_sees_a_journal_that_does_not_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same cuts over the same saves with the flushes of the file taken out: they must be noticed."""
+    folder = tmp_path / "journal"
+    kept = journal(folder)
+    platter = Platter(folder, monkeypatch)
+    saved = sets(10)
+    marks = [await _save(kept, each, platter) for each in saved]
+    monkeypatch.undo()
+    platter.operations = [each if each[0] != "flush" else ("nothing",) for each in platter.operations]
+    lost = 0
+    for cut in range(100):
+        where = tmp_path / f"cut-{cut}"
+        where.mkdir()
+        platter.after_cut(marks[-1], random.Random(cut), where)
+        lost += await journal(where).load() != saved[-1]
+    assert lost > 50
+
+
+def _damage(path: Path, kind: int, chance: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    if kind == 0:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    elif kind == 1:
+        del data[chance.randrange(len(data)) :]
+    elif kind == 2:
+        data = bytearray(chance.randbytes(len(data)))
+    else:
+        data += b"\0" * chance.randint(1, 5000)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", range(4), ids=["bit flip", "truncated", "another file", "grown"])
+async def test_f15_corruption_is_found_and_the_last_verified_copy_restored(tmp_path: Path, kind: int) -> None:
+    """25 of each kind, 100 in all."""
+    for number in range(25):
+        chance = random.Random(100 * kind + number)
+        folder = tmp_path / f"{number}"
+        older, newer = sets(2)
+        kept = journal(folder)
+        await kept.save(older)
+        newest = next(iter(folder.glob("desired.*")))
+        await kept.save(newer)
+        newest = next(each for each in folder.glob("desired.*") if each != newest)
+        _damage(newest, kind, chance)
+        heard = Heard()
+        again = journal(folder, heard)
+        assert await again.load() == older
+        assert heard.events == ["state_corrupt"]
+        assert [each.name for each in folder.glob("*.corrupt-*")] == [f"{newest.name}.corrupt-1"], (
+            "set aside, not deleted"
+        )
+        await again.save(newer)
+        assert await journal(folder).load() == newer
+
+
+async def test_f15_with_no_verified_copy_it_says_so_and_goes_on(tmp_path: Path) -> None:
+    older, newer, next_one = sets(3)
+    kept = journal(tmp_path)
+    await kept.save(older)
+    await kept.save(newer)
+    for slot in tuple(tmp_path.glob("desired.*")):
+        _damage(slot, 0, random.Random(1))
+    heard = Heard()
+    again = journal(tmp_path, heard)
+    assert await again.load() is None
+    assert heard.events == ["state_corrupt", "state_corrupt"]
+    assert len(tuple(tmp_path.glob("*.corrupt-*"))) == 2
+    await again.save(next_one)
+    assert await journal(tmp_path).load() == next_one
+
+
+def test_what_is_set_aside_never_overwrites_what_was(tmp_path: Path) -> None:
+    aside: list[Path] = []
+    slots = Slots(tmp_path, "x", aside.append)
+    for content in (b"one", b"two", b"three"):
+        slots.save(content)
+        (tmp_path / "x.a").write_bytes(b"junk " + content)
+        slots.load()
+    assert len(set(aside)) == 3
+    assert all(each.exists() for each in aside)
+
+
+_FULL_DISK = """
+import asyncio, json, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from contract.agent.test_journal import Heard, journal, sets
+from shoal.types.codes import ShoalError
+
+folder = Path(sys.argv[1])
+
+def fill():
+    ballast = os.open(folder / "ballast", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for size in (65536, 4096, 1):
+        try:
+            while True:
+                os.write(ballast, b"x" * size)
+        except OSError:
+            pass
+    os.close(ballast)
+
+async def story():
+    first, *rest = sets(12)
+    heard = Heard()
+    kept = journal(folder / "journal", heard, reserve_bytes=512 * 1024)
+    await kept.save(first)
+    fill()
+    saved = []
+    for each in rest:
+        await kept.save(each)
+        saved.append((await journal(folder / "journal", reserve_bytes=0).load()) == each)
+    refused = []
+    (folder / "journal" / "reserve").unlink(missing_ok=True)
+    fill()
+    try:
+        await kept.save(first)
+    except ShoalError as error:
+        refused.append(error.code)
+    stands = (await journal(folder / "journal", reserve_bytes=0).load()) == rest[-1]
+    (folder / "ballast").unlink()
+    await kept.save(first)
+    recovered = (await journal(folder / "journal", reserve_bytes=0).load()) == first
+    print(json.dumps({"saved": saved, "full": "disk_full" in heard.events, "refused": refused, "stands": stands,
+        "recovered": recovered, "reserve": (folder / "journal" / "reserve").stat().st_size}))
+
+asyncio.run(story())
+"""
+
+
+def test_f32_on_a_full_disk_the_desired_set_is_still_saved(tmp_path: Path) -> None:
+    """A file system of 4 MiB, filled to the last byte: 11 sets in a row are saved in the reserved space; with that gone
+    too a save is refused and the last set stands; with space again all is as before."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    tests = Path(__file__).parents[2]
+    script = f'mount -t tmpfs -o size=4m tmpfs {disk} && exec {sys.executable} -c "$STORY" {disk} {tests}'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        env={**os.environ, "STORY": _FULL_DISK},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == {
+        "saved": [True] * 11,
+        "full": True,
+        "refused": [Code.DISK_FULL],
+        "stands": True,
+        "recovered": True,
+        "reserve": 512 * 1024,
+    }
+
+
+async def test_a_directory_that_cannot_be_written_is_no_full_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    kept = journal(folder)
+    folder.rmdir()
+    with pytest.raises(ShoalError) as caught:
+        await kept.save(sets(1)[0])
+    assert caught.value.code is Code.STORE_UNAVAILABLE
