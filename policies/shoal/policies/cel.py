@@ -275,7 +275,8 @@ def _bound(text: str) -> None:
             _bound_pattern(text, tokens, index)
         elif token.text == "+" and macros:
             raise _costly(text, token, "+ inside a macro", "sums outside of macros, where nothing can grow")
-        weight = items if token.kind == "word" and token.text in _COLLECTIONS else 1
+        whole = token.kind == "word" and token.text in _COLLECTIONS and after not in {"[", "."}
+        weight = items if whole else 1
         work += (weight if token.text != "matches" else _PATTERN_COST) * (items if macros else 1)
         if work > MAX_WORK:
             raise _costly(text, token, f"more than {MAX_WORK} steps by here", "a shorter expression inside the macro")
@@ -320,10 +321,10 @@ _UNDECLARED = re.compile(r"undeclared reference to '([^']+)'")
 
 def _invalid(message: str) -> ExpressionError:
     """The library's message as a refusal: its first error, placed, with the nearest name where a name is wrong."""
+    if "recursion limit" in message or "recursion depth" in message:
+        return ExpressionError(_cost("brackets or operators nested too deep", "at most 32 levels"))
     match = _LIBRARY_ERROR.search(message)
     if match is None:
-        if "recursion limit" in message:
-            return ExpressionError(_cost("brackets or operators nested too deep", "at most 32 levels"))
         return ExpressionError(Refusal(Code.EXPRESSION_INVALID, _reason(message), "a CEL expression", _SEE))
     line, column, what = int(match[1]), int(match[2]), match[3].replace(" (in container '')", "")
     remedy = _SEE

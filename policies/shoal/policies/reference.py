@@ -69,8 +69,8 @@ def _expressions() -> Iterator[str]:
     yield _EXPRESSION_NOTES
 
 
-_EXPRESSION_NOTES = f"""Numbers compare with their own type: `device.memory_bytes > 4000000000`, `model.flops > 1e9`. A label that a node does
-not carry makes `node.labels.x` fail, and the node is out with `SELECTOR_MISMATCH`; write
+_EXPRESSION_NOTES = f"""Numbers compare with their own type: `device.memory_bytes > 4000000000`, `model.flops > 1e9`.
+A label that a node does not carry makes `node.labels.x` fail, and the node is out with `SELECTOR_MISMATCH`; write
 `!has(node.labels.x) || node.labels.x != "lab"` where it may be absent.
 
 Refused with `POLICY_COST`: more than {MAX_LENGTH} characters, a macro (`all`, `exists`, `exists_one`, `map`, `filter`)

@@ -13,7 +13,7 @@ SCHEMA_ID = "shoal/v1"
 
 
 class _Typed(GenerateJsonSchema):
-    """The schema of what people type: a field is given or left out, never null; no default in SI units."""
+    """The schema of what people type: a field is given or left out, never null; defaults only of words and numbers."""
 
     def nullable_schema(self, schema: NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
@@ -21,7 +21,11 @@ class _Typed(GenerateJsonSchema):
     def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
         body = super().default_schema(schema)
         default = body.get("default")
-        if default is None or (body.get("type") == "string" and not isinstance(default, str)):
+        if (
+            default is None
+            or isinstance(default, dict)
+            or (body.get("type") == "string" and not isinstance(default, str))
+        ):
             body.pop("default", None)
         return body
 

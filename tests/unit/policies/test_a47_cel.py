@@ -1,0 +1,181 @@
+"""A47: an expression that could run long is POLICY_COST when it is read; what is accepted stays within its budget."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.policies.cel import (
+    BUDGET_S,
+    MAX_ITEMS,
+    MAX_LENGTH,
+    MAX_TEXT,
+    VARIABLES,
+    Expression,
+    ExpressionError,
+)
+from shoal.types.codes import Code, ShoalError
+
+COSTLY = [
+    ("nested macros", "[1, 2].all(a, [3, 4].all(b, a < b))", 22),
+    ("nested with space and comment", "[1].all(a, [2] . exists // b\n (b, a < b))", None),
+    ("deeply nested macros", "".join(f"[1].all(a{n}, " for n in range(20)) + "true" + ")" * 20, 17),
+    ("growing strings", '["x"]' + ".map(a, a + a)" * 30 + '[0] == ""', 16),
+    ("growing lists", "[1]" + ".map(a, [a, a, a, a])" * 20 + " == []", 26),
+    ("nested repetitions", "node.name.matches('((a{30}){30}){30}')", 19),
+    ("large repetition", "node.name.matches('a{1000}')", 19),
+    ("long pattern", f"node.name.matches('{'a?' * 100}')", 19),
+    ("computed pattern", "node.name.matches(node.labels.pattern)", 11),
+    ("joined pattern", "node.name.matches('a' + 'b')", 11),
+    ("pattern by function", "matches(node.name, 'a')", 1),
+    ("long text", "node.name == '" + "x" * MAX_LENGTH + "'", 1),
+    ("deep brackets", "(" * 200 + "true" + ")" * 200, 1),
+    ("much work in a macro", f"model.operators.all(o, {' && '.join(['o in model.operators'] * 4)})", 83),
+]
+
+
+@pytest.mark.parametrize(("text", "column"), [case[1:] for case in COSTLY], ids=[case[0] for case in COSTLY])
+def test_a47_refused_when_read(text: str, column: int | None) -> None:
+    start = time.process_time()
+    with pytest.raises(ExpressionError) as caught:
+        Expression.compile(text)
+    assert time.process_time() - start <= BUDGET_S
+    assert caught.value.code == Code.POLICY_COST
+    assert caught.value.refusal.remedy
+    if column is not None:
+        assert (caught.value.line, caught.value.column) == (1, column)
+
+
+def largest() -> dict[str, Any]:
+    """Every variable as large as it may be."""
+    labels = {f"k{number}": "v" * MAX_TEXT for number in range(MAX_ITEMS)}
+    return {
+        "node": {"name": "v" * MAX_TEXT, "labels": labels},
+        "device": {"kind": "gpu", "attributes": labels, "memory_bytes": 2**40},
+        "model": {"operators": [f"Op{number}" for number in range(MAX_ITEMS)], "flops": 1e12},
+    }
+
+
+HEAVY = [
+    "model.operators.all(o, o in model.operators && o in model.operators)",
+    "node.labels.all(k, node.labels[k].matches('(v*)*x') == false)",
+    " && ".join(["node.labels.all(k, node.labels[k] != 'x')"] * 8),
+    " && ".join(["node.name.matches('(v|vv)*(v*)*x') == false"] * 40),
+    "(" + "+".join(["node.name"] * 25) + ").matches('(v*)*(v|vv)*x') == false",
+    " && ".join(["node.labels == device.attributes"] * 50),
+    "model.operators.map(o, [" + ",".join(["o"] * 200) + "]).size() > 0",
+    "[" + ",".join(["'a'"] * 250) + "].all(a, a in [" + ",".join(["'b'"] * 100) + "] == false)",
+    "model.operators.filter(a, a != '').filter(a, a != '').filter(a, a != '').all(a, a != '')",
+    "!" * 2000 + "true",
+]
+
+
+@pytest.mark.parametrize("text", HEAVY)
+def test_a47_the_heaviest_that_is_accepted_stays_in_budget(text: str) -> None:
+    expression = Expression.compile(text)
+    values = largest()
+    took = []
+    for _ in range(3):
+        start = time.process_time()
+        assert expression.evaluate(**values) is True
+        took.append(time.process_time() - start)
+    assert min(took) <= BUDGET_S, f"{min(took) * 1e3:.0f} ms"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"node": {"name": "x" * (MAX_TEXT + 1)}},
+        {"node": {"labels": {f"k{number}": "" for number in range(MAX_ITEMS + 1)}}},
+        {"node": {"labels": {"k": "v" * (MAX_TEXT + 1)}}},
+        {"model": {"operators": ["Add"] * (MAX_ITEMS + 1)}},
+    ],
+)
+def test_a47_values_too_large_to_look_through(values: dict[str, Any]) -> None:
+    expression = Expression.compile("node.name == '' || has(node.labels.a) || 'Add' in model.operators")
+    with pytest.raises(ShoalError) as caught:
+        expression.evaluate(**values)
+    assert caught.value.code == Code.POLICY_COST
+    refusal = expression.refusal(**values)
+    assert refusal is not None
+    assert refusal.code == Code.POLICY_COST
+
+
+PIECES = st.sampled_from(
+    [
+        *VARIABLES, "x", "all", "exists", "map", "filter", "has", "matches", "size", "(", ")", "[", "]", ".", ",", "+",
+        "-", "==", "!=", "&&", "||", "!", "?", ":", "'a'", "\"b\"", "r'\\d'", "1", "2.5", "true", " ", "\n", "in", "{",
+        "}", "//", "`",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text(max_size=80)))
+def test_a47_any_text_is_compiled_or_refused_with_a_place(text: str) -> None:
+    expression = compiled(text)
+    if isinstance(expression, Expression):
+        assert expression.constant in {True, False, None}
+    else:
+        assert expression.code in {Code.EXPRESSION_INVALID, Code.POLICY_COST}
+        assert 1 <= expression.line <= text.count("\n") + 1
+        assert expression.column >= 1
+
+
+def compiled(text: str) -> Expression | ExpressionError:
+    try:
+        return Expression.compile(text)
+    except ExpressionError as error:
+        return error
+
+
+GPU = {
+    "node": {"name": "n1", "labels": {"site": "lab", "tier": "edge"}},
+    "device": {"kind": "gpu", "memory_bytes": 8 << 30, "emulated": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ('device.kind in ["npu", "gpu"]', True),
+        ('device.kind == "gpu" && node.labels.site != "lab"', False),
+        ("has(node.labels.site)", True),
+        ("!has(node.labels.zone) || node.labels.zone == 'a'", True),
+        ("device.memory_bytes >= 8 * 1024 * 1024 * 1024", True),
+        ("node.labels.exists(name, name.startsWith('ti'))", True),
+        ("!device.emulated", True),
+        ("node.name.matches('^n[0-9]+$')", True),
+    ],
+)
+def test_answers(text: str, answer: bool) -> None:
+    assert Expression.compile(text).evaluate(**GPU) is answer
+
+
+def test_why_not_says_what_was_found() -> None:
+    refusal = Expression.compile('device.kind == "npu" && node.labels.site == "shop"').refusal(**GPU)
+    assert refusal is not None
+    assert refusal.code == Code.SELECTOR_MISMATCH
+    assert "device.kind = 'gpu'" in refusal.found
+    assert "node.labels.site = 'lab'" in refusal.found
+    assert Expression.compile('device.kind == "gpu"').refusal(**GPU) is None
+
+
+def test_a_label_that_is_absent_is_a_mismatch_with_a_hint() -> None:
+    expression = Expression.compile('node.labels.zone != "lab"')
+    with pytest.raises(ShoalError) as caught:
+        expression.evaluate(**GPU)
+    assert caught.value.code == Code.EXPRESSION_INVALID
+    refusal = expression.refusal(**GPU)
+    assert refusal is not None
+    assert refusal.code == Code.SELECTOR_MISMATCH
+    assert "has(" in refusal.remedy
+
+
+def test_constants_are_told() -> None:
+    assert Expression.compile("true || device.kind == 'x'").constant is True
+    assert Expression.compile("1 == 2").constant is False
+    assert Expression.compile("1 / 0 == 2").constant is False
+    assert Expression.compile("device.kind == 'x'").constant is None

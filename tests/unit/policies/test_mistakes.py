@@ -1,0 +1,310 @@
+"""Each mistake in a document gets its own code, at its own place, with a remedy. `§` marks the place to be named."""
+
+import re
+
+import pytest
+
+from shoal.policies import cross_check, load
+from shoal.types.codes import Code
+
+MARK = "§"
+
+
+def policy(spec: str, name: str = "p") -> str:
+    return f"apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {name}}}\nspec:\n{spec}"
+
+
+def workload(spec: str, metadata: str = "{name: w}") -> str:
+    return f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {metadata}\nspec:\n  model: {{source: ./m.onnx}}\n{spec}"
+
+
+MISTAKES = [
+    # the file
+    ("tab", "a:\n§\tb: 1\n", Code.YAML_INVALID, "indentation"),
+    ("unclosed", "a: [1\nb§: 2\n", Code.YAML_INVALID, "indentation"),
+    ("not a mapping", "§- a\n- b\n", Code.YAML_INVALID, "apiVersion"),
+    ("nul", "a: §\0\n", Code.YAML_INVALID, "remove"),
+    ("unknown alias", "a: §*b\n", Code.YAML_INVALID, "&NAME"),
+    ("key twice", "a: 1\nb: 2\n§a: 3\n", Code.YAML_DUPLICATE_KEY, "remove one"),
+    ("tag", "a: §!!python/name:os.system x\n", Code.YAML_TAG_DENIED, "remove the tag"),
+    ("no apiVersion", "§kind: Policy\nmetadata: {name: p}\n", Code.FIELD_MISSING, "apiVersion: shoal/v1"),
+    ("wrong apiVersion", "apiVersion: §v1\nkind: Policy\nmetadata: {name: p}\n", Code.API_VERSION_UNKNOWN, "shoal/v1"),
+    ("no kind", "§apiVersion: shoal/v1\nmetadata: {name: p}\n", Code.FIELD_MISSING, "kind: Policy"),
+    (
+        "wrong kind",
+        "apiVersion: shoal/v1\nkind: §Polcy\nmetadata: {name: p}\n",
+        Code.KIND_UNKNOWN,
+        "did you mean Policy",
+    ),
+    # fields
+    ("unknown field", policy("  require: {§latancy: {p95: 1s}}\n"), Code.FIELD_UNKNOWN, "did you mean latency"),
+    (
+        "unknown field, deep",
+        policy("  require: {latency: {p95: 1s}}\n  relax: [{latency: {p95: 2s, §p96: 1s}}]\n"),
+        Code.FIELD_UNKNOWN,
+        "did you mean p95",
+    ),
+    ("merge key", policy("  §<<: {priority: 1}\n"), Code.FIELD_UNKNOWN, "one of"),
+    (
+        "missing name",
+        "apiVersion: shoal/v1\nkind: Workload\n§metadata: {tenant: t}\nspec: {model: {source: a}}\n",
+        Code.FIELD_MISSING,
+        "add name",
+    ),
+    ("missing metadata", "§apiVersion: shoal/v1\nkind: Tenant\n", Code.FIELD_MISSING, "add metadata"),
+    ("missing p95", policy("  require: {§latency: {from: origin}}\n"), Code.FIELD_MISSING, "add p95"),
+    ("bad name", policy("  priority: 1\n", name="§My_Policy"), Code.NAME_INVALID, "lower case"),
+    ("number as name", policy("  priority: 1\n", name="§7"), Code.NAME_INVALID, "quote"),
+    (
+        "wrong word",
+        policy("  require: {availability: {spread: §nodes, replicas: 2}}\n"),
+        Code.FIELD_INVALID,
+        "mean node",
+    ),
+    ("text as number", policy('  priority: §"9"\n'), Code.FIELD_INVALID, "without quotes"),
+    (
+        "fraction as whole",
+        policy("  require: {availability: {replicas: §1.5}}\n"),
+        Code.FIELD_INVALID,
+        "without quotes",
+    ),
+    ("zero replicas", policy("  require: {availability: {replicas: §0}}\n"), Code.FIELD_INVALID, "raise"),
+    ("mapping as list", workload("  traffic: §{from: eu, rate: 1/s}\n"), Code.FIELD_INVALID, "- entry"),
+    ("list as mapping", policy("  limits: §[1 USD/h]\n"), Code.FIELD_INVALID, "{name: value}"),
+    ("no value", policy("  limits: {§cost: }\n"), Code.FIELD_INVALID, "give it a value"),
+    ("infinite weight", policy("  optimize: {cost: §.inf}\n"), Code.FIELD_INVALID, ""),
+    ("negative weight", policy("  optimize: {cost: §-1}\n"), Code.FIELD_INVALID, "raise"),
+    ("bool as label", workload("", "{name: w, labels: {a: §true}}"), Code.FIELD_INVALID, "quote"),
+    # quantities
+    ("no unit", policy("  require: {latency: {p95: §60}}\n"), Code.UNIT_MISSING, "20ms"),
+    ("wrong unit", policy("  limits: {energy: §2 W}\n"), Code.UNIT_WRONG, "2.0 J/inference"),
+    ("no quantity", policy("  partition: {serve: §for ever}\n"), Code.QUANTITY_INVALID, "20ms"),
+    ("negative", policy("  limits: {cost: §-1 USD/h}\n"), Code.QUANTITY_INVALID, "1.50 USD/h"),
+    ("mapping as quantity", policy("  require: {latency: {p95: §{a: 1}}}\n"), Code.QUANTITY_INVALID, "20ms"),
+    # expressions
+    ("unknown name", policy("  require: {where: '§device.knd == \"gpu\"'}\n"), Code.EXPRESSION_INVALID, "device.kind"),
+    ("one =", policy("  require:\n    where: device.kind §= 'gpu'\n"), Code.EXPRESSION_INVALID, "=="),
+    ("types", policy("  require:\n    where: device.memory_bytes §> 4.0\n"), Code.EXPRESSION_INVALID, "like with like"),
+    ("not a truth", policy("  require:\n    where: §device.kind\n"), Code.EXPRESSION_INVALID, "compare it"),
+    ("number as text", policy("  require:\n    where: §5\n"), Code.EXPRESSION_INVALID, "device.kind"),
+    (
+        "in a block",
+        policy('  require:\n    where: |\n      device.kind == "gpu" &&\n        §node.nam == "a"\n'),
+        Code.EXPRESSION_INVALID,
+        "node.name",
+    ),
+    (
+        "costly pattern",
+        policy("  require:\n    where: node.name.matches(§'(a{9}){9}')\n"),
+        Code.POLICY_COST,
+        "simpler selector",
+    ),
+    # nothing acts on it yet
+    ("federation", policy("  §federation: {delegate: when-better}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("migration", policy("  §migration: {drain: 30s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("schedule", policy("  §schedule: [{when: x, optimize: {cost: 1}}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("carbon", policy("  limits: {§carbon: 40 gCO2/h}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("node power", policy("  limits: {§node_power: 15W}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    (
+        "tolerance",
+        policy("  require: {precision: {allow: [int8], §tolerance: {metric: cosine}}}\n"),
+        Code.NOT_SUPPORTED_YET,
+        "remove",
+    ),
+    (
+        "signed model",
+        policy("  require: {trust: {§signed_model: {keys: [a]}}}\n"),
+        Code.NOT_SUPPORTED_YET,
+        "remove",
+    ),
+    ("standby", policy("  require: {availability: {standby: §warm}}\n"), Code.NOT_SUPPORTED_YET, "write none"),
+    ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),
+    ("consent", workload("  capture: {consent: §true}\n"), Code.NOT_SUPPORTED_YET, "write false"),
+    ("session", workload("  session: {§state: {h: hn}}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("shared", workload("  isolation: §shared\n"), Code.NOT_SUPPORTED_YET, "write process"),
+    (
+        "price feed",
+        "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\nspec: {price: {§source: ./p.csv}}\n",
+        Code.NOT_SUPPORTED_YET,
+        "remove",
+    ),
+    (
+        "tenant rate",
+        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {§rate: 5/s}}\n",
+        Code.NOT_SUPPORTED_YET,
+        "remove",
+    ),
+    # can never be met
+    ("zero cost", policy("  limits: {cost: §0 USD/h}\n"), Code.POLICY_UNREACHABLE, "raise"),
+    ("zero latency", policy("  require: {latency: {p95: §0ms}}\n"), Code.POLICY_UNREACHABLE, "raise"),
+    (
+        "two replicas, one node",
+        policy("  require:\n    where: node.name == 'a'\n    availability: {replicas: §2, spread: node}\n"),
+        Code.POLICY_UNREACHABLE,
+        "widen where",
+    ),
+    (
+        "three replicas, two nodes",
+        policy("  require:\n    where: node.name in ['a', 'b']\n    availability: {replicas: §3, spread: node}\n"),
+        Code.POLICY_UNREACHABLE,
+        "widen where",
+    ),
+    (
+        "recovery before loss is known",
+        policy("  require: {availability: {recovery: §5s}}\n"),
+        Code.POLICY_UNREACHABLE,
+        "2 replicas",
+    ),
+    (
+        "lost at the first late beat",
+        policy("  partition: {heartbeat: 5s, lost_after: §6s}\n"),
+        Code.POLICY_UNREACHABLE,
+        "raise lost_after",
+    ),
+    ("never true", policy("  require:\n    where: §1 == 2\n"), Code.POLICY_UNREACHABLE, "name node"),
+    (
+        "relax tightens",
+        policy("  require: {latency: {p95: 60ms}}\n  relax: [{latency: {p95: §50ms}}]\n"),
+        Code.POLICY_UNREACHABLE,
+        "longer",
+    ),
+    (
+        "relax tightens the step before",
+        policy("  limits: {cost: 1 USD/h}\n  relax: [{limits: {cost: 3 USD/h}}, {limits: {cost: §2 USD/h}}]\n"),
+        Code.POLICY_UNREACHABLE,
+        "higher",
+    ),
+    ("relax bounds", policy("  relax: [{limits: {energy: §2 J/inference}}]\n"), Code.POLICY_UNREACHABLE, "remove"),
+    (
+        "relax to other precisions",
+        policy("  require: {precision: {allow: [fp32]}}\n  relax: [{precision: {allow: §[int8]}}]\n"),
+        Code.POLICY_UNREACHABLE,
+        "and more",
+    ),
+    ("peak below rate", workload("  traffic: [{from: a, rate: 9/s, peak: §8/s}]\n"), Code.POLICY_UNREACHABLE, "raise"),
+    (
+        "quota of nothing",
+        "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {memory: §0B}}\n",
+        Code.POLICY_UNREACHABLE,
+        "raise",
+    ),
+    # changes nothing
+    ("weights of zero", policy("  optimize: §{energy: 0, cost: 0}\n"), Code.FIELD_WITHOUT_EFFECT, "give one a weight"),
+    ("empty", policy("  §limits: {}\n"), Code.FIELD_WITHOUT_EFFECT, "remove"),
+    ("empty list", policy("  require: {§residency: []}\n"), Code.FIELD_WITHOUT_EFFECT, "remove"),
+    ("always true", policy("  require:\n    where: §'true'\n"), Code.FIELD_WITHOUT_EFFECT, "remove where"),
+    (
+        "relax to the same",
+        policy("  require: {latency: {p95: 60ms}}\n  relax: [{latency: {p95: §0.06s}}]\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "change or remove",
+    ),
+    (
+        "spread of one",
+        policy("  require: {availability: {spread: §node}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "raise replicas",
+    ),
+    (
+        "precision twice",
+        policy("  require: {precision: {allow: [fp32, §fp32]}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "remove",
+    ),
+    (
+        "variant twice",
+        "apiVersion: shoal/v1\nkind: Workload\nmetadata: {name: w}\n"
+        "spec: {model: {source: a, variants: [{source: §a}]}}\n",
+        Code.FIELD_WITHOUT_EFFECT,
+        "remove the variant",
+    ),
+    ("no traffic", workload("  traffic: [{from: a, rate: §0/s}]\n"), Code.FIELD_WITHOUT_EFFECT, "remove"),
+    (
+        "origin twice",
+        workload("  traffic: [{from: a, rate: 1/s}, {from: §a, rate: 2/s}]\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "add the rates",
+    ),
+    # names used twice
+    (
+        "name twice",
+        policy("  priority: 1\n") + "---\n" + policy("  priority: 2\n", name="§p"),
+        Code.NAME_DUPLICATE,
+        "rename",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "remedy"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES]
+)
+def test_mistake_has_code_place_and_remedy(text: str, code: Code, remedy: str) -> None:
+    before, _, after = text.partition(MARK)
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    problems = load([("file.yaml", before + after)]).problems
+    assert [(one.refusal.code, one.line, one.column) for one in problems] == [(code, line, column)], problems
+    (problem,) = problems
+    assert remedy in problem.refusal.remedy
+    assert problem.refusal.found
+    assert problem.refusal.asked
+    assert re.fullmatch(rf"file\.yaml:{line}:{column}  {code}  .+", str(problem), re.DOTALL)
+
+
+def test_enough_different_mistakes() -> None:
+    assert len(MISTAKES) >= 25
+    assert len({case[2] for case in MISTAKES}) >= 18
+
+
+def test_all_problems_of_all_documents_are_collected() -> None:
+    first = policy("  limits: {cost: 1.5, energy: 2 W}\n  migration: {drain: 30s}\n  priority: high\n", name="A")
+    second = workload("  isolation: shared\n  colour: red\n")
+    problems = load([("a.yaml", first + "---\n" + second), ("b.yaml", "kind: [\n")]).problems
+    assert [(one.document, one.line, one.refusal.code) for one in problems] == [
+        ("a.yaml", 3, Code.NAME_INVALID),
+        ("a.yaml", 5, Code.UNIT_MISSING),
+        ("a.yaml", 5, Code.UNIT_WRONG),
+        ("a.yaml", 6, Code.NOT_SUPPORTED_YET),
+        ("a.yaml", 7, Code.FIELD_INVALID),
+        ("a.yaml", 14, Code.NOT_SUPPORTED_YET),
+        ("a.yaml", 15, Code.FIELD_UNKNOWN),
+        ("b.yaml", 2, Code.YAML_INVALID),
+    ]
+
+
+def test_a_document_without_problems_is_loaded_beside_one_with() -> None:
+    loaded = load([("a.yaml", policy("  priority: high\n")), ("b.yaml", policy("  priority: 1\n", name="q"))])
+    assert [one.name for one in loaded.documents] == ["q"]
+    assert [one.document for one in loaded.problems] == ["a.yaml"]
+
+
+def test_documents_are_checked_against_each_other_and_what_is_known() -> None:
+    text = workload("  policy: gold\n", "{name: w, tenant: shop}") + "---\n" + workload("  policy: p\n", "{name: v}")
+    documents = load([("a.yaml", text + "---\n" + policy("  priority: 1\n"))]).documents
+    found = [(one.refusal.code, one.line, one.column) for one in cross_check(documents, (), ())]
+    assert found == [(Code.TENANT_UNKNOWN, 3, 29), (Code.POLICY_UNKNOWN, 6, 11)]
+    assert cross_check(documents, ["gold"], ["shop"]) == ()
+
+
+def test_a_variant_that_its_policy_never_allows() -> None:
+    text = (
+        policy("  require: {precision: {allow: [fp32]}}\n")
+        + "---\napiVersion: shoal/v1\nkind: Workload\nmetadata: {name: w}\nspec:\n  policy: p\n"
+        + "  model: {source: a, variants: [{source: b, precision: int8}]}\n"
+    )
+    (problem,) = cross_check(load([("a.yaml", text)]).documents, (), ())
+    assert (problem.refusal.code, problem.line, problem.column) == (Code.FIELD_WITHOUT_EFFECT, 12, 56)
+
+
+def test_captured_inputs_need_consent() -> None:
+    """The migration itself is refused in this release; the rule that guards the data is there already."""
+    from shoal.policies.check import check_pair
+    from shoal.policies.kinds import Policy, Workload
+
+    head = {"apiVersion": "shoal/v1", "metadata": {"name": "x"}}
+    verifying = Policy.model_validate(
+        {**head, "kind": "Policy", "spec": {"migration": {"verify": {"inputs": "captured"}}}}
+    )
+    for consent, codes in ((False, [Code.CONSENT_MISSING]), (True, [])):
+        spec = {"model": {"source": "a"}, "capture": {"consent": consent}}
+        one = Workload.model_validate({**head, "kind": "Workload", "spec": spec})
+        assert [refusal.code for _, refusal in check_pair(one, verifying)] == codes
