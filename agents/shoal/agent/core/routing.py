@@ -182,6 +182,12 @@ def choose(
     return min(usable, key=lambda e: (_crowd(e, health), e is not drawn))
 
 
+def ready(route: Route, health: Mapping[str, Health], here: AbstractSet[str], now: Elapsed) -> bool:
+    """Whether some replica takes requests and is not ejected."""
+    states = (health.get(endpoint.assignment, WELL) for endpoint in candidates(route, here))
+    return any(state.ejected_until is None or now >= state.ejected_until for state in states)
+
+
 def judge(fault: Fault, tries: Tries, *, idempotent: bool, sent: bool) -> Next:
     """After an attempt failed, `tries` as before it. sent: the replica may have begun to work on it."""
     if fault in (Fault.REQUEST, Fault.LATE):

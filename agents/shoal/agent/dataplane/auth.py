@@ -1,0 +1,110 @@
+"""Who a caller is, and as which tenant: judged for each call, so that what runs out ends on open connections too."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.agent.dataplane.transport import Call
+from shoal.types.assignment import Credential
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.units import Wall
+from shoal.wire.identity import Identity, check_name, check_validity, require
+
+DEFAULT_TENANT: Final = "default"
+INFER_ROLES: Final = frozenset({Role.TENANT, Role.OPERATOR, Role.AGENT, Role.GATEWAY})
+READ_ROLES: Final = INFER_ROLES | {Role.VIEWER, Role.COORDINATOR}
+_PEERS: Final = frozenset({Role.AGENT, Role.GATEWAY})
+_CHOOSE_TENANT: Final = frozenset({Role.OPERATOR, Role.VIEWER, Role.COORDINATOR})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """hop: 1 when another front of the region forwards, whose ingress has counted the request already."""
+
+    tenant: str
+    role: Role
+    name: str
+    hop: int
+    origin: str
+
+
+Credentials = Mapping[str, Credential]
+
+
+def by_digest(credentials: Iterable[Credential]) -> dict[str, Credential]:
+    return {credential.token_sha256: credential for credential in credentials}
+
+
+def caller_of(
+    call: Call, credentials: Credentials, region: str, origin: str, wall: Wall, roles: frozenset[Role] = INFER_ROLES
+) -> Caller:
+    """origin: of requests that enter here. A certificate counts before a token.
+
+    Raises ShoalError(UNAUTHENTICATED | CERT_EXPIRED | CERT_NOT_YET_VALID | REGION_MISMATCH | ROLE_DENIED |
+    TENANT_DENIED | NAME_INVALID | TOKEN_INVALID | TOKEN_EXPIRED)."""
+    if call.identity is not None:
+        return _by_certificate(call, call.identity, region, origin, wall, roles)
+    if call.bearer:
+        return _by_token(call, credentials, origin, wall)
+    raise refuse(
+        Code.UNAUTHENTICATED,
+        "neither a client certificate nor a bearer token",
+        "one of them, of this region",
+        "use the files or the token of your tenant",
+    )
+
+
+def _by_certificate(
+    call: Call, identity: Identity, region: str, origin: str, wall: Wall, roles: frozenset[Role]
+) -> Caller:
+    invalid = check_validity(identity, wall)
+    if invalid is not None:
+        raise ShoalError(invalid)
+    require(identity, region=region, roles=roles)
+    if identity.role in _PEERS:
+        if call.hop != 1 or not call.tenant or not call.origin:
+            raise refuse(
+                Code.ROLE_DENIED,
+                f"{identity.uri} asks for itself",
+                "a tenant's or an operator's certificate, or a forwarded request",
+                "use the files of a tenant",
+            )
+        check_name(call.tenant, "tenant")
+        check_name(call.origin, "origin")
+        return Caller(call.tenant, identity.role, identity.name, 1, call.origin)
+    if identity.role in _CHOOSE_TENANT:
+        tenant = check_name(call.tenant, "tenant") if call.tenant else DEFAULT_TENANT
+        return Caller(tenant, identity.role, identity.name, 0, origin)
+    return Caller(_own(call, identity.name), identity.role, identity.name, 0, origin)
+
+
+def _by_token(call: Call, credentials: Credentials, origin: str, wall: Wall) -> Caller:
+    credential = credentials.get(hashlib.sha256(call.bearer.encode()).hexdigest())
+    if credential is None:
+        raise refuse(
+            Code.TOKEN_INVALID,
+            "a token nobody was given",
+            "a tenant's token",
+            "make one: shoal token create --tenant NAME",
+        )
+    if wall > credential.expires_at:
+        raise refuse(
+            Code.TOKEN_EXPIRED,
+            f"a token of {credential.tenant} that ended {wall - credential.expires_at:.0f}s ago",
+            "a valid token",
+            "make a new one: shoal token create --tenant NAME",
+        )
+    return Caller(_own(call, credential.tenant), Role.TENANT, credential.tenant, 0, origin)
+
+
+def _own(call: Call, tenant: str) -> str:
+    if call.tenant and call.tenant != tenant:
+        raise refuse(
+            Code.TENANT_DENIED,
+            f"tenant {tenant} asks as {call.tenant!r:.80}",
+            f"{tenant}",
+            "leave shoal-tenant out, or use the other tenant's certificate",
+        )
+    return tenant

@@ -1,0 +1,126 @@
+"""What supervisor and front say to each other, and its form in a frame.
+
+Kinds that a front answers: `configure` (a Configuration), `stats` (FrontStats), `drain`, `stop`.
+"""
+
+import base64
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.agent.core.routing import Limits
+from shoal.agent.ports import FrontStats, LocalWorker
+from shoal.types.assignment import Credential, Ingress
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.route import Route
+from shoal.types.units import Wall
+from shoal.types.workload import WorkloadKey
+from shoal.wire import nouns
+
+SOCKET: Final = "front.sock"
+RECORD: Final = "front.json"
+LOCK: Final = "front.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConfig:
+    """How a front is started; for as long as it lives.
+
+    node, region, role: of this agent, as in its certificate. host: address to listen on. The ports are real ones (the
+    supervisor has reserved them). run_dir: where its socket, lock and record lie (0700). metrics_port: None for no
+    endpoint of its own. orphan_after_s: it ends when no supervisor has been connected for so long.
+    """
+
+    node: str
+    region: str
+    host: str
+    grpc_port: int
+    token_port: int
+    rest_port: int
+    certificate: str
+    key: str
+    authority: str
+    run_dir: str
+    metrics_port: int | None = None
+    orphan_after_s: float = 60.0
+    timeout_s: float = 60.0
+    drain_s: float = 10.0
+    limits: Limits = field(default_factory=Limits)
+
+    def socket(self) -> Path:
+        return Path(self.run_dir) / SOCKET
+
+    def record(self) -> Path:
+        return Path(self.run_dir) / RECORD
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def load(text: str) -> "FrontConfig":
+        """Raises ShoalError(STATE_CORRUPT)."""
+        try:
+            fields = json.loads(text)
+            return FrontConfig(**{**fields, "limits": Limits(**fields["limits"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise refuse(Code.STATE_CORRUPT, f"a front's configuration: {error}", "", "restart the agent") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What the data plane serves, whole."""
+
+    routes: tuple[Route, ...] = ()
+    credentials: tuple[Credential, ...] = ()
+    workers: tuple[LocalWorker, ...] = ()
+
+
+def pack(configuration: Configuration) -> bytes:
+    return json.dumps(
+        {
+            "routes": [base64.b64encode(nouns.encode(route)).decode() for route in configuration.routes],
+            "credentials": [asdict(credential) for credential in configuration.credentials],
+            "workers": [asdict(worker) for worker in configuration.workers],
+        }
+    ).encode()
+
+
+def unpack(payload: bytes) -> Configuration:
+    """Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        said = json.loads(payload)
+        return Configuration(
+            routes=tuple(nouns.decode(Route, base64.b64decode(route)) for route in said["routes"]),
+            credentials=tuple(
+                Credential(str(each["tenant"]), str(each["token_sha256"]), Wall(float(each["expires_at"])))
+                for each in said["credentials"]
+            ),
+            workers=tuple(
+                LocalWorker(each["assignment"], WorkloadKey(*each["workload"]), each["socket"], each["nonce"])
+                for each in said["workers"]
+            ),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise _invalid("configuration", error) from error
+
+
+def pack_stats(stats: FrontStats) -> bytes:
+    return json.dumps(asdict(stats)).encode()
+
+
+def unpack_stats(payload: bytes) -> FrontStats:
+    """Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        said: dict[str, Any] = json.loads(payload)
+        return FrontStats(
+            ready=bool(said["ready"]),
+            ingress=tuple(Ingress(**{**each, "workload": WorkloadKey(*each["workload"])}) for each in said["ingress"]),
+            in_flight=tuple((str(name), int(count)) for name, count in said["in_flight"]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise _invalid("statistics", error) from error
+
+
+def _invalid(what: str, error: Exception) -> ShoalError:
+    return refuse(Code.MESSAGE_INVALID, f"{what}: {error}"[:300], f"a front's {what}", "run one version of the agent")

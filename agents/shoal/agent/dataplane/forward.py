@@ -1,0 +1,238 @@
+"""The ways to a replica: a worker of this node over its Unix socket, or another front over gRPC with mTLS.
+
+Requests and answers pass as bytes. Whatever goes wrong is raised as `AttemptFailed`, with what routing must know: the
+code, and whether the replica may have begun to work on the request.
+"""
+
+import asyncio
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import grpc
+
+from shoal.agent.dataplane.grpc import SERVICE
+from shoal.agent.dataplane.transport import (
+    HOP_KEY,
+    MAX_MESSAGE,
+    ORIGIN_KEY,
+    REQUEST_KEY,
+    TENANT_KEY,
+    TlsFiles,
+)
+from shoal.agent.ports import LocalWorker
+from shoal.agent.worker.frames import ConnectionLost, FrameClient
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Role
+from shoal.types.route import Endpoint, EndpointKind
+from shoal.types.units import Seconds
+from shoal.wire import limits, status
+from shoal.wire.identity import dns_of
+
+CONNECT_TIMEOUT_S: Final = 2.0
+_STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
+    {
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What travels beside a request. left_s: until its deadline, from now."""
+
+    tenant: str
+    origin: str
+    request_id: str
+    left_s: Seconds
+
+
+class AttemptFailed(ShoalError):
+    """One attempt on one replica. sent: the replica may have begun to work on it."""
+
+    def __init__(self, refusal: Refusal, *, sent: bool, retry_after_s: Seconds | None = None) -> None:
+        super().__init__(refusal)
+        self.sent = sent
+        self.retry_after_s = retry_after_s
+
+
+class Workers:
+    """Connections to the workers of this node, each made when first needed and again after it broke."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, LocalWorker] = {}
+        self._clients: dict[LocalWorker, FrameClient] = {}
+        self._connecting: dict[LocalWorker, asyncio.Lock] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def assignments(self) -> Collection[str]:
+        return self._workers.keys()
+
+    def configure(self, workers: Iterable[LocalWorker]) -> None:
+        """A worker that is left out finishes what it has; then its connection is closed."""
+        self._workers = {worker.assignment: worker for worker in workers}
+        kept = set(self._workers.values())
+        for worker in [known for known in self._clients if known not in kept]:
+            self._connecting.pop(worker, None)
+            self._close_if_idle(self._clients.pop(worker))
+
+    async def infer(self, assignment: str, request: bytes, errand: Errand) -> bytes:
+        """Raises AttemptFailed."""
+        header = {"deadline_s": errand.left_s, "origin": errand.origin, "request_id": errand.request_id}
+        return await self._call(assignment, "infer", request, header, errand.left_s)
+
+    async def metadata(self, assignment: str, errand: Errand) -> oip.ModelMetadataResponse:
+        """Inputs and outputs alone. Raises AttemptFailed."""
+        loaded = json.loads(await self._call(assignment, "metadata", b"", {}, errand.left_s))
+        return oip.ModelMetadataResponse(
+            inputs=[_tensor(spec) for spec in loaded["inputs"]], outputs=[_tensor(spec) for spec in loaded["outputs"]]
+        )
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        for task in tuple(self._leaving):
+            task.cancel()
+
+    async def _call(self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], left_s: Seconds) -> bytes:
+        worker, client = await self._client(assignment)
+        try:
+            return (await client.call(kind, payload, header=header, timeout=left_s)).payload
+        except ConnectionLost as error:
+            refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")
+            raise AttemptFailed(refusal, sent=True) from error
+        except ShoalError as error:
+            raise AttemptFailed(error.refusal, sent=True) from error
+        finally:
+            if self._clients.get(worker) is not client:
+                self._close_if_idle(client)
+
+    async def _client(self, assignment: str) -> tuple[LocalWorker, FrameClient]:
+        worker = self._workers.get(assignment)
+        if worker is None:
+            raise AttemptFailed(
+                Refusal(Code.MODEL_NOT_READY, f"{assignment} has no worker here", "a ready replica", "retry elsewhere"),
+                sent=False,
+            )
+        client = self._clients.get(worker)
+        if client is not None and not client.closed:
+            return worker, client
+        async with self._connecting.setdefault(worker, asyncio.Lock()):
+            client = self._clients.get(worker)
+            if client is not None and not client.closed:
+                return worker, client
+            try:
+                client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
+            except ShoalError as error:
+                raise AttemptFailed(error.refusal, sent=False) from error
+            if self._workers.get(assignment) is worker:
+                self._clients[worker] = client
+            return worker, client
+
+    def _close_if_idle(self, client: FrameClient) -> None:
+        if client.in_flight == 0:
+            task = asyncio.create_task(client.close())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+
+class Peers:
+    """Channels to other fronts, as this node; each peer must prove the name that the route gives it."""
+
+    def __init__(self, region: str, tls: TlsFiles) -> None:
+        self._region = region
+        self._tls = tls
+        self._stamp: tuple[int, ...] = ()
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def configure(self, endpoints: Iterable[Endpoint]) -> None:
+        """Channels to who is in no route any more are closed once their calls have ended."""
+        kept = {self._key(endpoint) for endpoint in endpoints if endpoint.kind is not EndpointKind.LOCAL}
+        for key in [known for known in self._channels if known not in kept]:
+            self._leave(self._channels.pop(key))
+
+    async def infer(self, endpoint: Endpoint, request: bytes, errand: Errand) -> bytes:
+        """Raises AttemptFailed."""
+        return await self._call(endpoint, "ModelInfer", request, errand)
+
+    async def metadata(self, endpoint: Endpoint, name: str, errand: Errand) -> oip.ModelMetadataResponse:
+        """Raises AttemptFailed."""
+        request = oip.ModelMetadataRequest(name=name).SerializeToString()
+        return oip.ModelMetadataResponse.FromString(await self._call(endpoint, "ModelMetadata", request, errand))
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close(None)
+        for task in tuple(self._leaving):
+            task.cancel()
+
+    async def _call(self, endpoint: Endpoint, method: str, request: bytes, errand: Errand) -> bytes:
+        call = self._channel(endpoint).unary_unary(f"/{SERVICE}/{method}", None, None)
+        said = (
+            (TENANT_KEY, errand.tenant),
+            (ORIGIN_KEY, errand.origin),
+            (HOP_KEY, "1"),
+            (REQUEST_KEY, errand.request_id),
+        )
+        try:
+            answer: bytes = await call(request, timeout=errand.left_s, metadata=said)
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error) from error
+        return answer
+
+    def _channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
+        self._renew()
+        key = self._key(endpoint)
+        channel = self._channels.get(key)
+        if channel is None:
+            certificate, private_key, authority = self._tls.read()
+            credentials = grpc.ssl_channel_credentials(authority, private_key, certificate)
+            options = limits.channel_options(MAX_MESSAGE, server_name=key[1])
+            channel = grpc.aio.secure_channel(key[0], credentials, options)
+            self._channels[key] = channel
+        return channel
+
+    def _renew(self) -> None:
+        """After our files changed every channel is made anew; calls inside the old ones end there."""
+        stamp = self._tls.stamp()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            while self._channels:
+                self._leave(self._channels.popitem()[1])
+
+    def _key(self, endpoint: Endpoint) -> tuple[str, str]:
+        role = Role.GATEWAY if endpoint.kind is EndpointKind.GATEWAY else Role.AGENT
+        return endpoint.address, dns_of(self._region, role, endpoint.node)
+
+    def _leave(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.create_task(channel.close(limits.KEEPALIVE_TIMEOUT_S))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+def _failure(error: grpc.aio.AioRpcError) -> AttemptFailed:
+    """What a front of ours refused with counts as it says; what grpc itself says is about the way, but for four."""
+    trailing: Any = error.trailing_metadata() or ()
+    said: dict[str, Any] = dict(trailing)
+    refusal = status.refusal_of(error)
+    if status.CODE_KEY in said:
+        retry = status.retry_after_s(error)
+        return AttemptFailed(refusal, sent=True, retry_after_s=None if retry is None else Seconds(retry))
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in details:
+        return AttemptFailed(replace(refusal, code=Code.OVERLOADED), sent=False)  # too many calls at once
+    if error.code() in _STATUSES_ABOUT_THE_REQUEST:
+        return AttemptFailed(refusal, sent=True)
+    found = f"{error.code().name}: {details}"[:300]
+    return AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry"), sent=True)
+
+
+def _tensor(spec: dict[str, Any]) -> oip.ModelMetadataResponse.TensorMetadata:
+    return oip.ModelMetadataResponse.TensorMetadata(name=spec["name"], datatype=spec["dtype"], shape=spec["shape"])

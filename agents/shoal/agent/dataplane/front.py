@@ -1,0 +1,417 @@
+"""What the front does with a call: who asks, what for, where to, and again elsewhere when that fails.
+
+`DataPlane` is the `Service` behind every transport. Decisions are `core.routing`'s; the ways to replicas `forward`'s.
+"""
+
+import hashlib
+import itertools
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import structlog
+
+from shoal.agent.core import routing
+from shoal.agent.core.routing import WELL, Condemned, Fault, Health, Limits, Load, Next, Tries
+from shoal.agent.dataplane import request as reading
+from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of
+from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
+from shoal.agent.dataplane.metering import Meter
+from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
+from shoal.agent.ports import Clock, FrontStats, LocalWorker
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.assignment import Credential
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.workload import WorkloadKey
+
+VERSION: Final = "1"
+"""A workload shows one version to clients, whichever revision serves it."""
+METADATA_TIMEOUT_S: Final = Seconds(10.0)
+MAX_LOGGED_REFUSALS: Final = 20
+"""Refused requests logged a second; more are only counted."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """origin: the name under which requests that enter here are counted. timeouts: without a deadline, and at most."""
+
+    region: str
+    origin: str
+    timeout_s: float = 60.0
+    max_timeout_s: float = 300.0
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One request inside. crowd: what was in flight at its replica when that crashed, itself included."""
+
+    key: WorkloadKey
+    caller: Caller
+    id: str
+    session: str
+    request: bytes
+    arrived: Elapsed
+    expires: Elapsed
+    attempts: int = 0
+    crowd: tuple["_Flight", ...] = ()
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.request).digest()
+
+    def others(self) -> frozenset[bytes]:
+        return frozenset(flight.digest for flight in self.crowd if flight is not self)
+
+
+class DataPlane:
+    """Answers the Open Inference Protocol along routes. Everything runs on one event loop."""
+
+    def __init__(self, settings: Settings, clock: Clock, workers: Workers, peers: Peers) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._workers = workers
+        self._peers = peers
+        self._meter = Meter()
+        self._routes: Mapping[WorkloadKey, Route] = {}
+        self._here: Mapping[WorkloadKey, Route] = {}
+        self._credentials: Credentials = {}
+        self._known: dict[str, LocalWorker] = {}
+        self._health: dict[str, Health] = {}
+        self._at: defaultdict[str, set[_Flight]] = defaultdict(set)
+        self._condemned = Condemned()
+        self._inside: Counter[WorkloadKey] = Counter()
+        self._of_tenant: Counter[str] = Counter()
+        self._bytes = 0
+        self._ids = itertools.count(1)
+        self._run = secrets.token_hex(4)
+        self._logged: tuple[int, int] = (0, 0)
+        self._configured = False
+        self._draining = False
+
+    @property
+    def meter(self) -> Meter:
+        return self._meter
+
+    @property
+    def in_flight(self) -> int:
+        return self._inside.total()
+
+    @property
+    def ejected(self) -> int:
+        now = self._clock.now()
+        return sum(each.ejected_until is not None and now < each.ejected_until for each in self._health.values())
+
+    def configure(
+        self, routes: tuple[Route, ...], credentials: tuple[Credential, ...], workers: tuple[LocalWorker, ...]
+    ) -> None:
+        """The whole truth, each time. A worker that was started anew is judged anew."""
+        self._routes = {route.workload: route for route in routes}
+        self._credentials = by_digest(credentials)
+        for worker in workers:
+            if self._known.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
+                self._health[worker.assignment] = Health(outstanding=self._health[worker.assignment].outstanding)
+        self._known = {worker.assignment: worker for worker in workers}
+        self._here = _local_routes(workers)
+        self._workers.configure(workers)
+        self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
+        named = {endpoint.assignment for route in routes for endpoint in route.endpoints} | self._known.keys()
+        self._health = {
+            name: health for name, health in self._health.items() if name in named or health.outstanding > 0
+        }
+        self._configured = True
+
+    def drain(self) -> None:
+        """From now on not ready, so that whoever balances over fronts looks elsewhere; calls are still answered."""
+        self._draining = True
+
+    def stats(self) -> FrontStats:
+        flights = tuple((name, self._health.get(name, WELL).outstanding) for name in self._known)
+        return FrontStats(self._ready(), self._meter.ingress(), flights)
+
+    # the service
+
+    def live(self) -> bool:
+        return True
+
+    def admit(self, call: Call) -> None:
+        self._caller(call)
+
+    def server_ready(self, call: Call) -> bool:
+        self._reader(call)
+        return self._ready()
+
+    def server_metadata(self, call: Call) -> oip.ServerMetadataResponse:
+        self._reader(call)
+        return oip.ServerMetadataResponse(
+            name="shoal", version="2", extensions=["binary_tensor_data", "model_repository", "parameters", "sequence"]
+        )
+
+    def index(self, call: Call, *, ready_only: bool) -> oip.RepositoryIndexResponse:
+        caller = self._reader(call)
+        found = oip.RepositoryIndexResponse()
+        for key, route in sorted(self._routes.items()):
+            if key.tenant != caller.tenant:
+                continue
+            ready = self._has_replica(route)
+            if ready:
+                found.models.add(name=key.name, version=VERSION, state="READY")
+            elif not ready_only:
+                reason = self._why_not(route)
+                found.models.add(name=key.name, version=VERSION, state="UNAVAILABLE", reason=reason)
+        return found
+
+    def model_ready(self, call: Call, name: str, version: str) -> bool:
+        return self._has_replica(self._route(self._reader(call), name, version))
+
+    async def model_metadata(self, call: Call, name: str, version: str) -> oip.ModelMetadataResponse:
+        caller = self._reader(call)
+        route = self._route(caller, name, version)
+        left = METADATA_TIMEOUT_S if call.left_s is None else min(call.left_s, METADATA_TIMEOUT_S)
+        errand = Errand(caller.tenant, caller.origin, self._name(call), Seconds(left))
+        tried: frozenset[str] = frozenset()
+        failure: ShoalError | None = None
+        while isinstance(picked := self._choose(route, tried, "", next(self._ids)), Endpoint):
+            try:
+                if picked.kind is EndpointKind.LOCAL:
+                    said = await self._workers.metadata(picked.assignment, errand)
+                else:
+                    said = await self._peers.metadata(picked, name, errand)
+            except AttemptFailed as error:
+                tried, failure = tried | {picked.assignment}, error
+                continue
+            said.name = name
+            said.versions[:] = [VERSION]
+            said.platform = "onnx_onnxv1"
+            return said
+        raise failure or ShoalError(picked)
+
+    async def infer(self, call: Call, request: bytes) -> bytes:
+        try:
+            caller = self._caller(call)
+            asked = reading.read(request)
+            route = self._route(caller, asked.model, asked.version)
+        except ShoalError as error:
+            self._meter.codes[error.code] += 1
+            self._log_refusal(self._name(call), "", error)
+            raise
+        flight = self._flight(call, caller, asked, route.workload, request)
+        if caller.hop == 0:
+            self._meter.entered(flight.key, caller.origin)
+        code: Code | None = Code.CANCELLED
+        try:
+            with self._inside_for(flight):
+                answer = await self._answer(route, flight)
+            code = None
+            return answer
+        except ShoalError as error:
+            code = error.code
+            self._log_refusal(flight.id, str(flight.key), error)
+            raise
+        finally:
+            self._note(flight, code)
+
+    # one request
+
+    def _note(self, flight: _Flight, code: Code | None) -> None:
+        """code: of the refusal it ended with, None when it was answered."""
+        if code is not None:
+            self._meter.codes[code] += 1
+        if flight.caller.hop:
+            return
+        if code is not None:
+            self._meter.ended(flight.key, flight.caller.origin, flight.attempts, code)
+        else:
+            seconds = Seconds(self._clock.now() - flight.arrived)
+            self._meter.answered(flight.key, flight.caller.origin, flight.attempts, seconds)
+
+    async def _answer(self, route: Route, flight: _Flight) -> bytes:
+        """Raises ShoalError: the last attempt's, once no other is left to make."""
+        tries = Tries()
+        failure: AttemptFailed | None = None
+        seed = next(self._ids)
+        while True:
+            picked = self._choose(route, tries.tried, flight.session, seed)
+            if isinstance(picked, Refusal):
+                raise failure or Refused(picked, Seconds(1.0))
+            left = Seconds(flight.expires - self._clock.now())
+            if left <= 0:
+                raise failure or _late()
+            flight.attempts += 1
+            try:
+                return await self._attempt(picked, flight, left)
+            except AttemptFailed as error:
+                failure = error
+                fault = routing.fault_of(error.code)
+                match routing.judge(fault, tries, idempotent=not flight.session, sent=error.sent):
+                    case Next.DELIVER:
+                        raise
+                    case Next.CONDEMN:
+                        if routing.blamed(tries, flight.others()):
+                            self._condemned.add(flight.digest, self._clock.now())
+                        raise ShoalError(_CRASHES) from error
+                    case Next.RETRY:
+                        crashed_with = flight.others() if fault is Fault.CRASH else tries.crashed_with
+                        tries = Tries(tries.tried | {picked.assignment}, crashed_with)
+
+    async def _attempt(self, endpoint: Endpoint, flight: _Flight, left: Seconds) -> bytes:
+        """One replica, once. Raises AttemptFailed; what happened is noted in the replica's health."""
+        name = endpoint.assignment
+        before = self._health.get(name, WELL)
+        self._health[name] = routing.sent(before)
+        self._at[name].add(flight)
+        flight.crowd = ()
+        errand = Errand(flight.key.tenant, flight.caller.origin, flight.id, left)
+        start = self._clock.now()
+        try:
+            if endpoint.kind is EndpointKind.LOCAL:
+                answer = await self._workers.infer(name, flight.request, errand)
+            else:
+                answer = await self._peers.infer(endpoint, flight.request, errand)
+        except AttemptFailed as error:
+            fault = routing.fault_of(error.code)
+            if fault is Fault.CRASH and not flight.crowd:
+                crowd = tuple(self._at[name])
+                for each in crowd:
+                    each.crowd = crowd
+            self._health[name] = routing.failed(self._health[name], name, fault, self._clock.now())
+            raise
+        except BaseException:
+            self._health[name] = routing.withdrawn(self._health[name])
+            raise
+        finally:
+            self._at[name].discard(flight)
+            if not self._at[name]:
+                del self._at[name]
+        seconds = Seconds(self._clock.now() - start)
+        self._health[name] = routing.answered(self._health[name], seconds, before.outstanding)
+        if len(answer) > MAX_MESSAGE:
+            raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)
+        return answer
+
+    @contextmanager
+    def _inside_for(self, flight: _Flight) -> Iterator[None]:
+        """Room for one request while it is inside. Raises Refused when it is turned away."""
+        self._turn_away(flight)
+        size = len(flight.request)
+        self._inside[flight.key] += 1
+        self._of_tenant[flight.key.tenant] += 1
+        self._bytes += size
+        try:
+            yield
+        finally:
+            self._inside[flight.key] -= 1
+            self._of_tenant[flight.key.tenant] -= 1
+            self._bytes -= size
+
+    def _turn_away(self, flight: _Flight) -> None:
+        if self._condemned:
+            left = self._condemned.left_s(flight.digest, flight.arrived)
+            if left is not None:
+                raise Refused(_CRASHES, left)
+        load = Load(self._inside[flight.key], self._of_tenant[flight.key.tenant], Bytes(self._bytes))
+        route = self._routes[flight.key] if flight.caller.hop == 0 else self._here[flight.key]
+        turned = routing.admit(
+            route,
+            self._health,
+            self._known.keys(),
+            load,
+            Seconds(flight.expires - flight.arrived),
+            Bytes(len(flight.request)),
+            self._settings.limits,
+        )
+        if turned is not None:
+            raise Refused(turned.refusal, turned.retry_after_s)
+
+    def _flight(self, call: Call, caller: Caller, asked: reading.Asked, key: WorkloadKey, request: bytes) -> _Flight:
+        now = self._clock.now()
+        wishes = [left for left in (call.left_s, asked.timeout_s) if left is not None]
+        left = min(*wishes, self._settings.max_timeout_s) if wishes else self._settings.timeout_s
+        name = self._name(call) if caller.hop else asked.id[:128] or self._name(call)
+        return _Flight(key, caller, name, asked.session, request, now, Elapsed(now + left))
+
+    # who and where
+
+    def _caller(self, call: Call) -> Caller:
+        return caller_of(
+            call, self._credentials, self._settings.region, self._settings.origin, self._clock.wall(), INFER_ROLES
+        )
+
+    def _reader(self, call: Call) -> Caller:
+        return caller_of(
+            call, self._credentials, self._settings.region, self._settings.origin, self._clock.wall(), READ_ROLES
+        )
+
+    def _route(self, caller: Caller, name: str, version: str) -> Route:
+        """A forwarded request meets a worker of this node or nothing. Raises ShoalError(MODEL_NOT_FOUND | ..)."""
+        key = WorkloadKey(caller.tenant, name)
+        if caller.hop:
+            route = self._here.get(key)
+            if route is None:
+                raise refuse(Code.MODEL_NOT_READY, f"{key} has no worker here", "a ready replica", "retry elsewhere")
+            return route
+        route = self._routes.get(key)
+        if route is None:
+            raise refuse(
+                Code.MODEL_NOT_FOUND,
+                f"tenant {caller.tenant} has no workload {name!r:.80}",
+                "a workload that was applied",
+                "see the repository's index, or: shoal get workloads",
+            )
+        if version not in ("", VERSION):
+            raise refuse(
+                Code.MODEL_NOT_FOUND, f"version {version!r:.80} of {key}", f"{VERSION} or none", "leave the version out"
+            )
+        return route
+
+    def _choose(self, route: Route, tried: frozenset[str], session: str, seed: int) -> Endpoint | Refusal:
+        return routing.choose(route, self._health, self._known.keys(), tried, session, self._clock.now(), seed)
+
+    def _has_replica(self, route: Route) -> bool:
+        return routing.ready(route, self._health, self._known.keys(), self._clock.now())
+
+    def _why_not(self, route: Route) -> str:
+        picked = self._choose(route, frozenset(), "", 0)
+        return str(picked) if isinstance(picked, Refusal) else "no replica answers; they are tried again"
+
+    def _ready(self) -> bool:
+        return self._configured and not self._draining
+
+    def _name(self, call: Call) -> str:
+        return call.request_id[:128] or f"{self._settings.origin}-{self._run}-{next(self._ids):x}"
+
+    def _log_refusal(self, request: str, workload: str, error: ShoalError) -> None:
+        second = int(self._clock.now())
+        count = self._logged[1] + 1 if self._logged[0] == second else 1
+        self._logged = (second, count)
+        if count <= MAX_LOGGED_REFUSALS:
+            refusal = error.refusal
+            _log.info("refused", request=request, workload=workload, code=refusal.code, found=refusal.found)
+
+
+_CRASHES: Final = Refusal(
+    Code.REQUEST_CRASHED_WORKER,
+    "two workers ended while they had this request",
+    "a request that its model survives",
+    "change the input; the same bytes are refused for a while",
+)
+
+
+def _late() -> ShoalError:
+    return refuse(Code.DEADLINE_EXCEEDED, "the request's time is over", "an answer before its deadline", "allow more")
+
+
+def _local_routes(workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
+    found: defaultdict[WorkloadKey, list[Endpoint]] = defaultdict(list)
+    for worker in workers:
+        endpoint = Endpoint(worker.assignment, "", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
+        found[worker.workload].append(endpoint)
+    return {key: Route(key, 0, tuple(endpoints)) for key, endpoints in found.items()}

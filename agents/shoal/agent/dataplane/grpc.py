@@ -1,0 +1,219 @@
+"""The Open Inference Protocol over gRPC: one server with client certificates, one with bearer tokens.
+
+grpcio cannot ask for a client certificate and go on without one, hence two ports. Inference requests and answers pass
+as the bytes that they are; only the small calls are parsed here.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from shoal.agent.dataplane.transport import (
+    HOP_KEY,
+    MAX_MESSAGE,
+    ORIGIN_KEY,
+    REQUEST_KEY,
+    TENANT_KEY,
+    Call,
+    Service,
+    TlsFiles,
+    retry_after_s,
+)
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.units import Seconds
+from shoal.wire import limits, status
+from shoal.wire.identity import Identity, identity_of_pem
+
+SERVICE: Final = "inference.GRPCInferenceService"
+MAX_CALLS: Final = 2048
+MAX_STREAMS: Final = 256
+_IDENTITIES: Final = 1024
+
+_log = structlog.get_logger(__name__)
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GrpcTransport:
+    """Listens on one port. certificates: whether clients must show one (else they send a bearer token)."""
+
+    def __init__(self, service: Service, host: str, port: int, tls: TlsFiles, *, certificates: bool) -> None:
+        self._service = service
+        self._address = f"{host}:{port}"
+        self._tls = tls
+        self._certificates = certificates
+        self._server: grpc.aio.Server | None = None
+        self._identities: dict[bytes, Identity] = {}
+
+    async def start(self) -> int:
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            port = server.add_secure_port(self._address, self._credentials())
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._address}: {error}") from error
+        await server.start()
+        self._server = server
+        return port
+
+    async def stop(self, grace_s: Seconds) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        stamp = self._tls.stamp()
+        configuration = _configuration(self._tls, self._certificates)
+
+        def fetch() -> Any:
+            """At each handshake; None keeps what is in use, also while files are being replaced."""
+            nonlocal stamp
+            try:
+                newest = self._tls.stamp()
+                if newest == stamp:
+                    return None
+                fresh = _configuration(self._tls, self._certificates)
+            except OSError:
+                return None
+            stamp = newest
+            return fresh
+
+        return grpc.dynamic_ssl_server_credentials(configuration, fetch, self._certificates)
+
+    def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Without a deserializer a request is its bytes, without a serializer so is the answer."""
+        small: tuple[tuple[str, type[Any], Callable[[Call, Any], Awaitable[Any]]], ...] = (
+            ("ServerLive", oip.ServerLiveRequest, self._live),
+            ("ServerReady", oip.ServerReadyRequest, self._ready),
+            ("ServerMetadata", oip.ServerMetadataRequest, self._metadata),
+            ("ModelReady", oip.ModelReadyRequest, self._model_ready),
+            ("ModelMetadata", oip.ModelMetadataRequest, self._model_metadata),
+            ("RepositoryIndex", oip.RepositoryIndexRequest, self._index),
+            ("RepositoryModelLoad", oip.RepositoryModelLoadRequest, self._load),
+            ("RepositoryModelUnload", oip.RepositoryModelUnloadRequest, self._load),
+        )
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._answering(answer), kind.FromString, lambda response: response.SerializeToString()
+            )
+            for name, kind, answer in small
+        }
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._answering(self._service.infer))
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _answering(self, answer: Callable[[Call, Any], Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
+        async def handle(request: Any, context: _Context) -> Any:
+            try:
+                return await answer(self._call(context), request)
+            except ShoalError as error:
+                return await status.abort(context, error.refusal, retry_after_s(error))
+            except Exception as error:
+                _log.exception("call_failed")
+                return await status.abort(context, _internal(error))
+
+        return handle
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
+        """One answer for each request, in order; a refused request is answered as such and the stream goes on."""
+        try:
+            call = self._call(context)
+        except ShoalError as error:
+            await status.abort(context, error.refusal)
+        async for request in requests:
+            try:
+                yield _stream_response(2, await self._service.infer(call, request))
+            except ShoalError as error:
+                yield _stream_response(1, str(error.refusal).encode())
+            except Exception as error:
+                _log.exception("call_failed")
+                yield _stream_response(1, str(_internal(error)).encode())
+
+    def _call(self, context: _Context) -> Call:
+        """Raises ShoalError(UNAUTHENTICATED | CERT_NAME_INVALID | INVALID_ARGUMENT)."""
+        said: dict[str, Any] = dict(context.invocation_metadata() or ())
+        hop = str(said.get(HOP_KEY, "0"))
+        if hop not in ("0", "1"):
+            raise refuse(Code.INVALID_ARGUMENT, f"{HOP_KEY} {hop!r:.40}", "0 or 1", "leave it out")
+        scheme, _, token = str(said.get("authorization", "")).partition(" ")
+        left = context.time_remaining()
+        return Call(
+            identity=self._identity(context) if self._certificates else None,
+            bearer=token.strip() if scheme.lower() == "bearer" else "",
+            tenant=str(said.get(TENANT_KEY, "")),
+            origin=str(said.get(ORIGIN_KEY, "")),
+            hop=int(hop),
+            request_id=str(said.get(REQUEST_KEY, "")),
+            left_s=None if left is None else Seconds(left),
+        )
+
+    def _identity(self, context: _Context) -> Identity | None:
+        """Read from the certificate once: parsing costs more than the rest of a small call."""
+        pems: Sequence[bytes] = tuple(context.auth_context().get("x509_pem_cert") or ())
+        if not pems:
+            return None
+        known = self._identities.get(pems[0])
+        if known is None:
+            known = identity_of_pem(pems[0])
+            if len(self._identities) >= _IDENTITIES:
+                self._identities.clear()
+            self._identities[pems[0]] = known
+        return known
+
+    async def _live(self, call: Call, request: oip.ServerLiveRequest) -> oip.ServerLiveResponse:
+        return oip.ServerLiveResponse(live=self._service.live())
+
+    async def _ready(self, call: Call, request: oip.ServerReadyRequest) -> oip.ServerReadyResponse:
+        return oip.ServerReadyResponse(ready=self._service.server_ready(call))
+
+    async def _metadata(self, call: Call, request: oip.ServerMetadataRequest) -> oip.ServerMetadataResponse:
+        return self._service.server_metadata(call)
+
+    async def _model_ready(self, call: Call, request: oip.ModelReadyRequest) -> oip.ModelReadyResponse:
+        return oip.ModelReadyResponse(ready=self._service.model_ready(call, request.name, request.version))
+
+    async def _model_metadata(self, call: Call, request: oip.ModelMetadataRequest) -> oip.ModelMetadataResponse:
+        return await self._service.model_metadata(call, request.name, request.version)
+
+    async def _index(self, call: Call, request: oip.RepositoryIndexRequest) -> oip.RepositoryIndexResponse:
+        return self._service.index(call, ready_only=request.ready)
+
+    async def _load(self, call: Call, request: object) -> None:
+        self._service.server_ready(call)
+        raise ShoalError(NO_REPOSITORY_CONTROL)
+
+
+NO_REPOSITORY_CONTROL: Final = Refusal(
+    Code.UNIMPLEMENTED,
+    "loading and unloading by clients",
+    "a policy: the coordinator decides what runs where",
+    "shoal apply -f WORKLOAD.yaml",
+)
+
+_OPTIONS: Final = (
+    *limits.server_options(MAX_MESSAGE),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # grpc checks the size of a compressed message before it expands it and never after: none is taken.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+)
+
+
+def _configuration(tls: TlsFiles, certificates: bool) -> grpc.ServerCertificateConfiguration:
+    certificate, key, authority = tls.read()
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority if certificates else None)
+
+
+def _internal(error: Exception) -> Refusal:
+    return Refusal(Code.INTERNAL, type(error).__name__, "an answer", "report this with the log of the node")
+
+
+def _stream_response(field: int, content: bytes) -> bytes:
+    """A serialized ModelStreamInferResponse around what is already serialized (wire type 2: tag, length, bytes)."""
+    head = bytearray((field << 3 | 2,))
+    size = len(content)
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + content

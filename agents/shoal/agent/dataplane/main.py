@@ -1,0 +1,177 @@
+"""The front process: transports, the data plane and the control socket, joined.
+
+It outlives its supervisor: what was configured last is served on, until nobody has been connected to the control socket
+for `orphan_after_s`. `shoal.agent.main` starts it with a clock; nothing here reads one.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final
+
+import psutil
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+
+from shoal.agent.dataplane import control
+from shoal.agent.dataplane.control import FrontConfig
+from shoal.agent.dataplane.forward import Peers, Workers
+from shoal.agent.dataplane.front import DataPlane, Settings
+from shoal.agent.dataplane.grpc import GrpcTransport
+from shoal.agent.dataplane.metering import FrontCollector
+from shoal.agent.dataplane.rest import RestTransport
+from shoal.agent.dataplane.transport import TlsFiles, Transport
+from shoal.agent.ports import Clock
+from shoal.agent.worker.frames import FrameServer, Handler, Message
+from shoal.types.units import Seconds
+
+EXIT_TWIN: Final = 75
+"""Another front holds this agent's run folder."""
+EXIT_PORT: Final = 76
+"""A port is taken by somebody else."""
+
+_log = structlog.get_logger(__name__)
+
+
+def run(config_path: Path, nonce: str, clock: Clock) -> int:
+    """Serves until stopped or orphaned; returns the exit status. config_path: a FrontConfig as JSON."""
+    config = FrontConfig.load(config_path.read_text())
+    with (Path(config.run_dir) / control.LOCK).open("w") as lock:
+        if not _alone(lock):
+            _log.warning("front_is_running_already", run_dir=config.run_dir)
+            return EXIT_TWIN
+        try:
+            asyncio.run(_serve(config, nonce, clock))
+        except OSError as error:
+            _log.error("front_cannot_listen", reason=str(error))
+            return EXIT_PORT
+    return 0
+
+
+async def _serve(config: FrontConfig, nonce: str, clock: Clock) -> None:
+    """Raises OSError."""
+    tls = TlsFiles(Path(config.certificate), Path(config.key), Path(config.authority))
+    workers, peers = Workers(), Peers(config.region, tls)
+    settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
+    plane = DataPlane(settings, clock, workers, peers)
+    transports: tuple[Transport, ...] = (
+        GrpcTransport(plane, config.host, config.grpc_port, tls, certificates=True),
+        GrpcTransport(plane, config.host, config.token_port, tls, certificates=False),
+        RestTransport(plane, config.host, config.rest_port, tls),
+    )
+    stages = _Stages()
+    server = FrameServer(config.socket(), nonce, _handlers(plane, stages))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal's group: the supervisor decides
+    _serve_metrics(config, plane)
+    await server.start()
+    _write_record(config, nonce)
+    over = asyncio.create_task(_until_over(stages.stopped, server, config.orphan_after_s))
+    configured = asyncio.create_task(stages.configured.wait())
+    try:
+        await asyncio.wait((over, configured), return_when=asyncio.FIRST_COMPLETED)
+        if not over.done():
+            # not before: a front that knows no routes yet would say of every workload that there is none
+            for transport in transports:
+                await transport.start()
+            stages.listening.set()
+            _log.info("front_listens", grpc=config.grpc_port, token=config.token_port, rest=config.rest_port)
+            await over
+        plane.drain()
+        await asyncio.gather(*(transport.stop(Seconds(config.drain_s)) for transport in transports))
+    finally:
+        over.cancel()
+        configured.cancel()
+        await server.close()
+        await workers.close()
+        await peers.close()
+        config.record().unlink(missing_ok=True)
+
+
+class _Stages:
+    """What has come so far."""
+
+    def __init__(self) -> None:
+        self.configured = asyncio.Event()
+        self.listening = asyncio.Event()
+        self.stopped = asyncio.Event()
+
+
+def _handlers(plane: DataPlane, stages: _Stages) -> dict[str, Handler]:
+    async def configure(message: Message) -> Message:
+        said = control.unpack(message.payload)
+        plane.configure(said.routes, said.credentials, said.workers)
+        stages.configured.set()
+        await stages.listening.wait()
+        return Message("configured")
+
+    async def stats(_: Message) -> Message:
+        now = plane.stats()
+        return Message("stats", {}, control.pack_stats(replace(now, ready=now.ready and stages.listening.is_set())))
+
+    async def drain(_: Message) -> Message:
+        plane.drain()
+        return Message("draining")
+
+    async def stop(_: Message) -> Message:
+        stages.stopped.set()
+        return Message("stopping")
+
+    return {"configure": configure, "stats": stats, "drain": drain, "stop": stop}
+
+
+async def _until_over(stopped: asyncio.Event, server: FrameServer, orphan_after_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    while not stopped.is_set():
+        alone = server.empty_since
+        if alone is not None and loop.time() - alone >= orphan_after_s:
+            _log.warning("front_is_orphaned", seconds=orphan_after_s)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), min(1.0, orphan_after_s / 4))
+
+
+def _alone(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_record(config: FrontConfig, nonce: str) -> None:
+    """For a next supervisor, and for people who look for the pid. Secret, for the nonce's sake; replaced as a whole."""
+    process = psutil.Process()
+    record = {
+        "pid": process.pid,
+        "start_time": process.create_time(),
+        "nonce": nonce,
+        "config": json.loads(config.dump()),
+    }
+    path = config.record()
+    fresh = path.with_suffix(".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(record, file)
+    fresh.replace(path)
+
+
+def _serve_metrics(config: FrontConfig, plane: DataPlane) -> None:
+    if config.metrics_port is None:
+        return
+    registry = CollectorRegistry()
+    registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected))
+    start_http_server(
+        config.metrics_port,
+        config.host,
+        registry,
+        certfile=config.certificate,
+        keyfile=config.key,
+        client_cafile=config.authority,
+        client_auth_required=True,
+    )

@@ -1,0 +1,277 @@
+"""The supervisor's hold on its front process (`ports.Front`): starts or adopts it, restarts it, reserves its ports."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+import structlog
+
+from shoal.agent.core.backoff import delay
+from shoal.agent.dataplane import control
+from shoal.agent.dataplane.control import Configuration, FrontConfig
+from shoal.agent.ports import Clock, FrontStats, LocalWorker
+from shoal.agent.worker.frames import FrameClient
+from shoal.types.assignment import Credential
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.route import Route
+
+START_TIMEOUT_S: Final = 30.0
+ADOPT_TIMEOUT_S: Final = 5.0
+CALL_TIMEOUT_S: Final = 15.0
+STEADY_S: Final = 10.0
+"""A front that lived for so long is restarted at once; one that did not waits longer each time."""
+_RESTART_BASE_S: Final = 0.05
+_RESTART_CAP_S: Final = 5.0
+_POLL_S: Final = 0.02
+
+_log = structlog.get_logger(__name__)
+
+
+class _Process:
+    """One front, ours or adopted. Raises ProcessLookupError when there is none of this pid."""
+
+    def __init__(self, pid: int, nonce: str, child: subprocess.Popen[bytes] | None) -> None:
+        self.pid = pid
+        self.nonce = nonce
+        self._child = child
+        self._pidfd = os.pidfd_open(pid)
+        self.gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+
+    def signal(self, number: int) -> None:
+        if not self.gone.is_set():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def release(self) -> None:
+        """Watched no more; it lives on."""
+        if not self.gone.is_set():
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        if self._child is not None:
+            self._child.wait()
+        self.gone.set()
+
+
+class FrontProcess:
+    """Keeps one front running. command: starts `dataplane.main.run`; gets `--config PATH` added, a nonce on its input.
+
+    Ports of 0 in `config` are chosen once and kept; as long as this object lives they are bound (not listening), so
+    that nobody else takes them while a front restarts.
+    """
+
+    def __init__(self, config: FrontConfig, command: Sequence[str], clock: Clock) -> None:
+        self._asked = config
+        self._config = config
+        self._command = tuple(command)
+        self._clock = clock
+        self._reserved: list[socket.socket] = []
+        self._wanted: Configuration | None = None
+        self._client: FrameClient | None = None
+        self._process: _Process | None = None
+        self._up = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self.restarts = 0
+
+    @property
+    def config(self) -> FrontConfig:
+        """With the real ports, once started."""
+        return self._config
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> FrontConfig:
+        """Adopts the front of an earlier supervisor if it serves the same configuration, else starts one.
+
+        Raises ShoalError(CONFLICT) when a port is taken by somebody else."""
+        Path(self._asked.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+        adopted = await self._adopt()
+        if adopted is None:
+            self._config = self._reserve(self._asked)
+        else:
+            self._reserve(self._config)
+        self._keeping = asyncio.create_task(self._keep(adopted), name="front")
+        return self._config
+
+    async def configure(
+        self,
+        routes: tuple[Route, ...],
+        credentials: tuple[Credential, ...],
+        workers: tuple[LocalWorker, ...] = (),
+    ) -> None:
+        """Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration counts all the same."""
+        self._wanted = Configuration(routes, credentials, workers)
+        await self._configure(await self._connected())
+
+    async def stats(self) -> FrontStats:
+        """Raises ShoalError while the front is being restarted."""
+        if self._client is None:
+            raise refuse(Code.REPLICA_UNREACHABLE, "the front is being started", "a running front", "retry")
+        return control.unpack_stats((await self._client.call("stats", timeout=CALL_TIMEOUT_S)).payload)
+
+    async def close(self, *, keep: bool) -> None:
+        """keep: the front serves on for the next supervisor; else it drains and ends."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        process = self._process
+        if process is not None and keep:
+            process.release()
+        elif process is not None:
+            process.signal(signal.SIGTERM)
+            await _ended(process, self._config.drain_s + ADOPT_TIMEOUT_S)
+        if self._client is not None:
+            await self._client.close()
+        for reserved in self._reserved:
+            reserved.close()
+
+    async def _connected(self) -> FrameClient:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._up.wait()
+        except TimeoutError as error:
+            raise refuse(
+                Code.DEADLINE_EXCEEDED, "the front does not start", f"within {START_TIMEOUT_S:g}s", "see its log"
+            ) from error
+        assert self._client is not None
+        return self._client
+
+    async def _configure(self, client: FrameClient) -> None:
+        if self._wanted is not None:
+            await client.call("configure", control.pack(self._wanted), timeout=CALL_TIMEOUT_S)
+
+    async def _keep(self, process: _Process | None) -> None:
+        """Until cancelled: a front that runs, is connected, and has been told what was last wanted."""
+        quick = 0
+        while True:
+            started = self._clock.now()
+            self._process = process or self._spawn()
+            try:
+                await self._attend(self._process)
+            except ShoalError as error:
+                _log.warning("front_lost", refusal=str(error))
+            self._up.clear()
+            self._client = None
+            self._process.signal(signal.SIGKILL)
+            await self._process.gone.wait()
+            quick = 0 if self._clock.now() - started >= STEADY_S else quick + 1
+            self.restarts += 1
+            _log.warning("front_restarts", pid=self._process.pid, restarts=self.restarts)
+            if quick > 1:
+                await self._clock.sleep(delay("front", quick - 2, base_s=_RESTART_BASE_S, cap_s=_RESTART_CAP_S))
+            process = None
+
+    async def _attend(self, process: _Process) -> None:
+        """Returns when the process or its connection is over. Raises ShoalError when it does not come up."""
+        client = await self._connect(process, START_TIMEOUT_S)
+        self._client = client
+        try:
+            await self._configure(client)
+            self._up.set()
+            await client.wait_closed()
+        finally:
+            if not self._up.is_set():
+                await client.close()
+
+    async def _connect(self, process: _Process, timeout_s: float) -> FrameClient:
+        """Raises the last refusal when the process ends or does not answer in time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while True:
+            try:
+                return await FrameClient.connect(self._config.socket(), process.nonce, peer_pid=process.pid)
+            except ShoalError:
+                if process.gone.is_set() or loop.time() > end:
+                    raise
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.gone.wait(), _POLL_S)
+
+    def _spawn(self) -> _Process:
+        """A session of its own: what is aimed at the supervisor does not reach it. The nonce is on no command line."""
+        nonce = secrets.token_hex(16)
+        path = self._config.record().with_suffix(".config")
+        path.write_text(self._config.dump())
+        child = subprocess.Popen(
+            [*self._command, "--config", str(path)], stdin=subprocess.PIPE, start_new_session=True, close_fds=True
+        )
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(nonce.encode() + b"\n")
+        return _Process(child.pid, nonce, child)
+
+    async def _adopt(self) -> _Process | None:
+        """The recorded front, if it lives, answers to its nonce and serves as asked; else it is ended."""
+        try:
+            record = json.loads(self._asked.record().read_text())
+            config = FrontConfig.load(json.dumps(record["config"]))
+            if psutil.Process(record["pid"]).create_time() != record["start_time"]:
+                return None
+            process = _Process(record["pid"], record["nonce"], None)
+        except (OSError, ValueError, KeyError, ShoalError, psutil.NoSuchProcess):
+            return None
+        self._config = config
+        if _same(self._asked, config):
+            try:
+                client = await self._connect(process, ADOPT_TIMEOUT_S)
+            except ShoalError as error:
+                _log.warning("front_not_adopted", pid=process.pid, refusal=str(error))
+            else:
+                await client.close()
+                _log.info("front_adopted", pid=process.pid)
+                return process
+        process.signal(signal.SIGTERM)
+        await _ended(process, ADOPT_TIMEOUT_S)
+        return None
+
+    def _reserve(self, config: FrontConfig) -> FrontConfig:
+        """Raises ShoalError(CONFLICT)."""
+        ports = {}
+        for name in ("grpc_port", "token_port", "rest_port"):
+            reserved = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET, socket.SOCK_STREAM)
+            self._reserved.append(reserved)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            try:
+                reserved.bind((config.host, getattr(config, name)))
+            except OSError as error:
+                raise refuse(
+                    Code.CONFLICT,
+                    f"{config.host}:{getattr(config, name)}: {error.strerror}",
+                    "a free port",
+                    "choose another",
+                ) from error
+            ports[name] = reserved.getsockname()[1]
+        return replace(config, **ports)
+
+
+def _same(asked: FrontConfig, running: FrontConfig) -> bool:
+    """Whether `running` is what was asked for, where a port of 0 asks for any."""
+    ports = {
+        name: getattr(running, name)
+        for name in ("grpc_port", "token_port", "rest_port", "metrics_port")
+        if getattr(asked, name) == 0
+    }
+    return replace(asked, **ports) == running
+
+
+async def _ended(process: _Process, timeout_s: float) -> None:
+    """Returns when it is gone; killed if it takes too long."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.gone.wait(), timeout_s)
+    process.signal(signal.SIGKILL)
+    await process.gone.wait()

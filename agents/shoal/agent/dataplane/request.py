@@ -1,0 +1,123 @@
+"""What the front must know of an inference request before it passes on, and what it will not pass on.
+
+Names, shapes and datatypes are judged where the model is; here only what no model may get: what is not the protocol,
+what expands beyond the cap, what asks for memory of ours.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.units import Seconds
+from shoal.wire.limits import INFER_BYTES
+
+ITEM_BYTES: Final[Mapping[str, int]] = {
+    "BOOL": 1,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BYTES": 40,
+}
+"""Bytes of one element once it is a tensor; of BYTES what an empty string costs as an object."""
+MAX_RANK: Final = 32
+_Tensor = oip.ModelInferRequest.InferInputTensor | oip.ModelInferRequest.InferRequestedOutputTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """session: the protocol's sequence_id as text, "" without one. timeout_s: the `timeout` parameter (sent in us)."""
+
+    model: str
+    version: str
+    id: str
+    session: str
+    timeout_s: Seconds | None
+
+
+def read(request: bytes) -> Asked:
+    """Raises ShoalError(INVALID_ARGUMENT | TOO_LARGE | UNIMPLEMENTED)."""
+    try:
+        message = oip.ModelInferRequest.FromString(request)
+    except DecodeError as error:
+        raise invalid("bytes that are no ModelInferRequest", "a request of the Open Inference Protocol") from error
+    if not message.model_name:
+        raise invalid("no model name", "the name of a workload")
+    expanded = 0
+    for tensor in message.inputs:
+        expanded += elements(tensor.shape, tensor.name) * item_bytes(tensor.datatype, tensor.name)
+        if expanded > INFER_BYTES:
+            raise too_large(f"inputs of at least {expanded} bytes")
+    tensors: tuple[_Tensor, ...] = (*message.inputs, *message.outputs)
+    for parameters in (tensor.parameters for tensor in tensors):
+        if any(name.startswith("shared_memory") for name in parameters):
+            raise refuse(Code.UNIMPLEMENTED, "shared memory", "tensors in the request", "send the bytes themselves")
+    return Asked(
+        model=message.model_name,
+        version=message.model_version,
+        id=message.id,
+        session=_session(message.parameters),
+        timeout_s=_timeout(message.parameters),
+    )
+
+
+def elements(shape: Any, name: str) -> int:
+    """Product of the dimensions. Raises ShoalError(INVALID_ARGUMENT) for a negative one or more than `MAX_RANK`."""
+    if len(shape) > MAX_RANK:
+        raise invalid(f"{len(shape)} dimensions of input {name!r:.80}", f"at most {MAX_RANK}")
+    count = 1
+    for size in shape:
+        if size < 0:
+            raise invalid(f"dimension {size} of input {name!r:.80}", "0 or more")
+        count *= size
+    return count
+
+
+def item_bytes(datatype: str, name: str) -> int:
+    """Raises ShoalError(INVALID_ARGUMENT) for a datatype that the protocol does not have."""
+    size = ITEM_BYTES.get(datatype)
+    if size is None:
+        raise invalid(f"datatype {datatype!r:.80} of input {name!r:.80}", f"one of {', '.join(ITEM_BYTES)}")
+    return size
+
+
+def invalid(found: str, asked: str) -> ShoalError:
+    return refuse(Code.INVALID_ARGUMENT, found, asked, "see the model's metadata for names, datatypes and shapes")
+
+
+def too_large(found: str, limit: int = INFER_BYTES) -> ShoalError:
+    return refuse(Code.TOO_LARGE, found, f"at most {limit} bytes", "send smaller tensors, or several requests")
+
+
+def _session(parameters: Mapping[str, oip.InferParameter]) -> str:
+    """Any value but 0 and "" names a sequence. Reading a key of a protobuf map would insert it: ask first."""
+    if "sequence_id" not in parameters:
+        return ""
+    value = _value(parameters["sequence_id"])
+    return str(value) if value else ""
+
+
+def _timeout(parameters: Mapping[str, oip.InferParameter]) -> Seconds | None:
+    if "timeout" not in parameters:
+        return None
+    value = _value(parameters["timeout"])
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise invalid(f"timeout {value!r:.80}", "microseconds, 0 or more")
+    return Seconds(value / 1e6) if value else None
+
+
+def _value(parameter: oip.InferParameter) -> Any:
+    which = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, which) if which else None
