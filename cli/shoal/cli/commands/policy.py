@@ -1,22 +1,24 @@
-"""`shoal policy`: a template to start from, the schema for editors."""
+"""`shoal policy`: templates to start from, the schema for editors."""
 
 import json
+from importlib.resources import files
 
 import click
 
+from shoal.policies.kinds import KINDS
 from shoal.policies.schema import schema as json_schema
-from shoal.policies.templates import template
 
 
 @click.group()
 def policy() -> None:
-    """The policy language: a commented template, the JSON Schema."""
+    """The policy language: commented templates, the JSON Schema."""
 
 
 @policy.command()
-def new() -> None:
-    """Print a commented template: `shoal policy new > my.yaml`."""
-    print(template(), end="")
+@click.argument("kind", type=click.Choice([kind.lower() for kind in KINDS]), default="policy")
+def new(kind: str) -> None:
+    """Print a commented template of KIND: `shoal policy new workload > mine.yaml`."""
+    print(files("shoal.policies").joinpath("templates", f"{kind}.yaml").read_text(), end="")
 
 
 @policy.command()

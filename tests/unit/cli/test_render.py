@@ -1,0 +1,123 @@
+"""What people see, as files: rewritten by `pytest --update-golden`."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.render import plan as plans
+from shoal.cli.render import resources
+from shoal.v1 import nouns_pb2, operator_pb2
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def agrees(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    path = GOLDEN / name
+    seen = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    if request.config.getoption("--update-golden"):
+        path.write_text(seen)
+    assert seen == path.read_text(), f"differs from {path}; if that is right: pytest --update-golden"
+
+
+def estimate(mid: float) -> operator_pb2.Estimate:
+    return operator_pb2.Estimate(low=mid * 0.8, mid=mid, high=mid * 1.3)
+
+
+def example_plan() -> operator_pb2.PlanReply:
+    prediction = operator_pb2.Prediction(
+        latency_p50_s=estimate(0.0008),
+        latency_p95_s=estimate(0.001),
+        memory_bytes=estimate(64 * 2**20),
+        load_s=estimate(0.2),
+        joules=estimate(0.02),
+        energy_source="profile",
+        basis="analytic",
+    )
+    terms = [operator_pb2.ScoreTerm(name="energy", weight=1, value=0.02, unit="J", normalised=0.0)]
+    return operator_pb2.PlanReply(
+        documents=[
+            operator_pb2.DocumentChange(sign="~", kind="Policy", name="mild", lines=["- replicas: 1", "+ replicas: 2"])
+        ],
+        workloads=[
+            operator_pb2.WorkloadPlan(
+                workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"),
+                policy="frugal",
+                wanted=2,
+                placed=1,
+                candidates=[
+                    operator_pb2.Candidate(
+                        node="edge-npu", device="npu0", precision="fp32", emulated=True, chosen=True, score=0.1,
+                        terms=terms, prediction=prediction, cost_usd_per_h=0.05, pareto=True,
+                    ),
+                    operator_pb2.Candidate(
+                        node="old-box",
+                        device="cpu0",
+                        precision="fp32",
+                        refusal=nouns_pb2.Refusal(code="MEMORY_SHORT", found="12MiB free", asked="64MiB"),
+                        nearest="free 52MiB on old-box",
+                    ),
+                ],
+                changes=[
+                    operator_pb2.PlacementChange(
+                        sign="+", node="edge-npu", device="npu0", precision="fp32", why="least energy"
+                    )
+                ],
+                refusal=nouns_pb2.Refusal(code="REPLICAS_SHORT", found="1 device fits", asked="2 replicas"),
+                nearest="replicas: 1",
+            )
+        ],
+        hash="plan-0123456789ab",
+        changes=True,
+    )  # fmt: skip
+
+
+def test_plan(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    plans.show_plan(example_plan(), wide=False)
+    agrees("plan.txt", capsys.readouterr().out, request)
+
+
+def test_plan_wide(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    plans.show_plan(example_plan(), wide=True)
+    agrees("plan-wide.txt", capsys.readouterr().out, request)
+
+
+def test_placements_say_what_is_emulated(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    row = operator_pb2.PlacementView(
+        assignment=nouns_pb2.Assignment(
+            id="a-1", workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"), device="npu0", memory_bytes=2**26
+        ),
+        node="edge-npu",
+        observed=nouns_pb2.Observed(
+            phase="ready",
+            measured=nouns_pb2.Measured(latency_p95_s=0.0011, samples=8, memory_bytes=2**26),
+            served=[
+                nouns_pb2.Served(
+                    origin="gateway", requests=7, latency_p95_s=0.0012, joules=0.14, energy_source="profile"
+                )
+            ],
+        ),
+        emulated=True,
+        time_scale=300,
+        routed=True,
+    )
+    resources.show("placements", [row], wide=False)
+    agrees("placements.txt", capsys.readouterr().out, request)
+
+
+def test_nothing_to_show(capsys: pytest.CaptureFixture[str]) -> None:
+    resources.show("nodes", [], wide=False)
+    assert capsys.readouterr().out == "nothing to show\n"
+
+
+def test_hostile_names_reach_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    row = operator_pb2.DocumentView(name="\x1b[31mred\x1b]0;title\x07", applied_by="[bold]me[/bold]")
+    resources.show("policies", [row], wide=False)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[bold]me[/bold]" in text
