@@ -18,7 +18,7 @@ from shoal.coordinator.core.graph.contents import (
     operator_name,
     opsets_of,
     subgraphs,
-)  # fmt: skip
+)
 from shoal.coordinator.core.graph.functions import function_problems
 from shoal.coordinator.core.graph.infer import MICROSOFT, schema_of
 from shoal.coordinator.core.graph.rules import Rules

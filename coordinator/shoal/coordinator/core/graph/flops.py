@@ -249,7 +249,7 @@ def _grid_sample(site: Site) -> float:
     """Unnormalise the coordinates (3 an axis), then sample as Resize does; nearest samples are copies."""
     mode = site.attributes.get("mode", b"linear").decode()
     axes = len(site.shape(0)) - 2
-    taps = {"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}.get(mode, 0) ** axes
+    taps = math.prod([{"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}.get(mode, 0)] * axes)
     return 3 * site.read(1) + site.made() * max(0, 2 * taps - 1)
 
 

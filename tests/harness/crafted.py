@@ -1,0 +1,91 @@
+"""Small ONNX models made to measure, honest and hostile, and the real ones that come inside wheels."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+Axes = Sequence[int | str | None]
+
+
+def tensor(name: str, shape: Axes | None, dtype: int = FLOAT) -> ValueInfoProto:
+    """An input or output; an axis is a length, a symbol or None (open)."""
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def ints(name: str, values: Any) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(values, np.int64), name)
+
+
+def weight(name: str, shape: Sequence[int], dtype: Any = np.float32) -> TensorProto:
+    return numpy_helper.from_array(np.zeros(shape, dtype), name)
+
+
+def graph(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    constants: Sequence[TensorProto] = (),
+) -> GraphProto:
+    return helper.make_graph(nodes, "crafted", inputs, outputs, constants)
+
+
+def model(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    constants: Sequence[TensorProto] = (),
+    *,
+    opset: int = 18,
+    domains: Mapping[str, int] | None = None,
+    functions: Sequence[FunctionProto] = (),
+    metadata: Mapping[str, str] | None = None,
+) -> ModelProto:
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(*item) for item in (domains or {}).items())]
+    made = helper.make_model(
+        graph(nodes, inputs, outputs, constants),
+        opset_imports=imports,
+        functions=functions,
+        ir_version=10,
+        producer_name="crafted",
+    )
+    helper.set_model_props(made, dict(metadata or {}))
+    return made
+
+
+def relu() -> ModelProto:
+    """The smallest honest model: y = max(x, 0), x [N, 4]."""
+    return model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
+
+
+def with_constant(stored: TensorProto) -> bytes:
+    """relu() with one more initializer, whatever it is."""
+    made = relu()
+    made.graph.initializer.append(stored)
+    return bytes(made.SerializeToString())
+
+
+def digest_of(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def file_in(package: str, name: str) -> Path:
+    """A file that comes with an installed package, which is not imported."""
+    found = find_spec(package)
+    assert found is not None and found.submodule_search_locations, f"{package} is not installed"
+    return Path(found.submodule_search_locations[0]) / name
+
+
+def real_models() -> dict[str, Path]:
+    return {
+        "det": file_in("rapidocr_onnxruntime", "models/ch_PP-OCRv4_det_infer.onnx"),
+        "rec": file_in("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx"),
+        "cls": file_in("rapidocr_onnxruntime", "models/ch_ppocr_mobile_v2.0_cls_infer.onnx"),
+        "magika": file_in("magika", "models/standard_v3_3/model.onnx"),
+        "vad": file_in("silero_vad", "data/silero_vad.onnx"),
+    }
