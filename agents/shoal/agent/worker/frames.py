@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
+
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 _log = structlog.get_logger(__name__)

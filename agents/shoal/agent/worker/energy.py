@@ -1,0 +1,164 @@
+"""Joules of a worker's runs: counted where the device counts them, else watts times busy seconds, and said so.
+
+The estimate for a processor without a counter is the median over 621 cloud instances of package and memory power per
+virtual processor: 7.65 W busy, 1.34 W idle (cloud-carbon-footprint/ccf-coefficients b0032d9, Apache-2.0,
+`data/ccf_aws_instance_power.csv.gz`, columns PkgWatt and RAMWatt at 100 % and idle over vCPU).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from shoal.agent.worker.messages import Meters
+from shoal.types.device import EnergySource
+
+CORE_ACTIVE_W: Final = 7.65
+CORE_IDLE_W: Final = 1.34
+_IDLE_S: Final = 0.3
+
+
+class Energy(Protocol):
+    """joules: of each origin so far, given each origin's busy seconds so far (both only grow)."""
+
+    source: EnergySource
+
+    def joules(self, busy_s: Mapping[str, float]) -> dict[str, float]: ...
+
+
+class ConstantPower:
+    """Watts times busy seconds: an emulated device's profile, or an estimate."""
+
+    def __init__(self, watts: float, source: EnergySource) -> None:
+        self.source = source
+        self._watts = watts
+
+    def joules(self, busy_s: Mapping[str, float]) -> dict[str, float]:
+        return {origin: seconds * self._watts for origin, seconds in busy_s.items()}
+
+
+class CountedEnergy:
+    """The device's counter between two readings, times this process's share of its work, split by busy seconds.
+
+    Energy of a window in which nothing ran here belongs to nobody.
+    """
+
+    source = EnergySource.MEASURED
+
+    def __init__(self, counter: Callable[[], float], share: Callable[[float], float]) -> None:
+        self._counter = counter
+        self._share = share
+        self._last = counter()
+        self._busy: dict[str, float] = {}
+        self._joules: dict[str, float] = {}
+        share(0.0)
+
+    def joules(self, busy_s: Mapping[str, float]) -> dict[str, float]:
+        new = {origin: seconds - self._busy.get(origin, 0.0) for origin, seconds in busy_s.items()}
+        total = sum(new.values())
+        if total > 0:
+            now = self._counter()
+            mine = max(0.0, now - self._last) * self._share(total)
+            self._last = now
+            self._busy = dict(busy_s)
+            for origin, seconds in new.items():
+                self._joules[origin] = self._joules.get(origin, 0.0) + mine * seconds / total
+        return {origin: self._joules.get(origin, 0.0) for origin in busy_s}
+
+
+class RaplCounter:
+    """Joules of all packages, from powercap's `energy_uj` files, which wrap at `max_energy_range_uj`."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self._files = [Path(path) for path in paths]
+        self._ranges = [_number(path.with_name("max_energy_range_uj")) for path in self._files]
+        self._last = [_number(path) for path in self._files]
+        self._total_uj = 0
+
+    def __call__(self) -> float:
+        for index, path in enumerate(self._files):
+            now = _number(path)
+            step = now - self._last[index]
+            self._total_uj += step if step >= 0 else step + self._ranges[index]
+            self._last[index] = now
+        return self._total_uj / 1e6
+
+
+class CpuShare:
+    """This process's part of all processor time that was busy since the last call; between 0 and 1."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._last = self._read()
+
+    def __call__(self, busy_s: float) -> float:
+        last, self._last = self._last, self._read()
+        mine, busy = (now - then for now, then in zip(self._last, last, strict=True))
+        return min(1.0, mine / busy) if busy > 0 else 0.0
+
+    def _read(self) -> tuple[int, int]:
+        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(
+            int, (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:]
+        )
+        own = (self._proc / "self/stat").read_text().rpartition(")")[2].split()
+        return int(own[11]) + int(own[12]), user + nice + system + irq + softirq
+
+
+class BusyShare:
+    """The part of the time since the last call in which runs were busy; between 0 and 1."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def __call__(self, busy_s: float) -> float:
+        last, self._last = self._last, time.perf_counter()
+        return min(1.0, busy_s / max(self._last - last, 1e-9))
+
+
+def energy_of(meters: Meters, threads: int) -> Energy:
+    """Counted where a counter can be read, else estimated from the processor time of `threads` a run."""
+    counter = _counter(meters)
+    if counter is None:
+        return ConstantPower(CORE_ACTIVE_W * threads, EnergySource.ESTIMATED)
+    return CountedEnergy(counter, BusyShare() if meters.nvml else CpuShare())
+
+
+def idle_watts(meters: Meters, cores: int) -> float:
+    """Of one of `cores`, over a moment in which this process does nothing; the estimate where nothing counts."""
+    counter = _counter(meters)
+    if counter is None:
+        return CORE_IDLE_W
+    start = counter()
+    threading.Event().wait(_IDLE_S)
+    return (counter() - start) / _IDLE_S / max(1, cores)
+
+
+def _counter(meters: Meters) -> Callable[[], float] | None:
+    """Joules so far; None where the device does not count them or may not be asked."""
+    if meters.nvml:
+        return _nvml_counter(meters.nvml)
+    if meters.rapl:
+        try:
+            return RaplCounter(meters.rapl)
+        except OSError:
+            return None
+    return None
+
+
+def _nvml_counter(uuid: str) -> Callable[[], float] | None:
+    try:
+        import pynvml  # an extra, on machines with such a device only
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except pynvml.NVMLError:
+        return None
+    return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())

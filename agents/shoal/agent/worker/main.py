@@ -1,0 +1,80 @@
+"""Entry point of a worker process: `python -m shoal.agent.worker.main --socket PATH`, its nonce on standard input.
+
+The runtime is imported before an order comes, so that a spare worker loads in milliseconds. The process outlives its
+supervisor and its front, and ends by itself when neither has been connected for `orphan_after` seconds.
+"""
+
+import argparse
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+
+from shoal.agent.worker import isolation
+from shoal.agent.worker.frames import FrameServer
+
+ORPHAN_AFTER_S = 60.0
+
+
+def run(socket: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S) -> None:
+    """Serves until told to stop or orphaned; does not return. A fatal signal leaves its stack in `SOCKET.crash`."""
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
+    isolation.isolate()
+    with socket.with_suffix(".crash").open("w") as crash:
+        faulthandler.enable(crash)
+        asyncio.run(_serve(socket, nonce, orphan_after_s))
+        sys.stderr.flush()
+        # a run that cannot be interrupted must not keep a stopped worker alive
+        os._exit(0)
+
+
+async def _serve(path: Path, nonce: str, orphan_after_s: float) -> None:
+    from shoal.agent.worker.service import Service  # the runtime: threads, so only after isolation
+
+    service = Service()
+    server = FrameServer(path, nonce, service.handlers())
+    service.serve_on(server)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, service.stopped.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    await server.start()
+    _say_ready()
+    stop = asyncio.create_task(service.stopped.wait())
+    while not stop.done():
+        alone = server.empty_since
+        if alone is not None and loop.time() - alone >= orphan_after_s:
+            break
+        await asyncio.wait([stop], timeout=min(1.0, orphan_after_s / 4))
+    stop.cancel()
+    await server.close()
+
+
+def _say_ready() -> None:
+    """One line on standard output, which is then of no more use: the starter waits for it."""
+    print("ready", flush=True)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="shoal-worker")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--orphan-after", type=float, default=ORPHAN_AFTER_S)
+    arguments = parser.parse_args()
+    nonce = sys.stdin.readline().strip()
+    sys.stdin.close()
+    run(arguments.socket, nonce, arguments.orphan_after)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What supervisor and worker say to each other, as values, and their JSON form for a frame's payload."""
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum, StrEnum
+from typing import Any, TypeVar
+
+from shoal.agent.ports import Pace
+from shoal.types.assignment import Measured, Served, Work
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.profile import TensorSpec
+from shoal.types.receipt import Rates
+
+T = TypeVar("T")
+
+
+class State(StrEnum):
+    SPARE = "spare"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Meters:
+    """Where joules are counted: RAPL counter files, an NVIDIA device's uuid, or neither (then they are estimated)."""
+
+    rapl: tuple[str, ...] = ()
+    nvml: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """One assignment for one worker.
+
+    digest: `sha256:<hex>` that the bytes at `path` must have. threads: of one run; runners: runs at once. queue: how
+    many requests may wait or run. memory_bytes: what may be taken beyond the idle worker; 0 for no limit. pace: of an
+    emulated device, whose runs on this machine take turns by the locks `slots`.
+    """
+
+    assignment: str
+    digest: str
+    path: str
+    provider: str
+    precision: str
+    threads: int
+    runners: int
+    queue: int
+    memory_bytes: int
+    max_request_bytes: int
+    work: Work
+    pace: Pace | None
+    slots: tuple[str, ...]
+    meters: Meters
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    measured: Measured
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """budget_s: the probe's whole time."""
+
+    provider: str
+    meters: Meters
+    cores: int
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    rates: Rates
+    precisions: tuple[str, ...]
+    operators: tuple[str, ...]
+    spread: float
+    probe_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker as it is now. in_flight: requests waiting or running."""
+
+    state: State
+    assignment: str
+    in_flight: int
+    served: tuple[Served, ...]
+    loaded: Loaded | None
+    refusal: Refusal | None
+
+
+def pack(noun: Any) -> bytes:
+    """A frozen dataclass as JSON; NaN stays NaN (both ends are Python's json)."""
+    return json.dumps(asdict(noun), separators=(",", ":")).encode()
+
+
+def unpack(kind: type[T], payload: bytes) -> T:
+    """The inverse of `pack`, checked. Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        value = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(kind, error) from error
+    return from_json(kind, value)
+
+
+def from_json(kind: type[T], value: Any) -> T:
+    """JSON values as a frozen dataclass, checked. Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        return typing.cast(T, _read(kind, value))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _invalid(kind, error) from error
+
+
+def _invalid(kind: type[Any], error: Exception) -> ShoalError:
+    found = f"{type(error).__name__}: {error}"
+    return refuse(Code.MESSAGE_INVALID, found, f"a {kind.__name__}", "run one version of the agent")
+
+
+def _read(kind: Any, value: Any) -> Any:
+    while isinstance(kind, typing.NewType):
+        kind = kind.__supertype__
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        if value is None:
+            return None
+        return _read(next(part for part in parts if part is not types.NoneType), value)
+    if origin is tuple:
+        if parts[-1] is not Ellipsis:
+            return tuple(_read(part, item) for part, item in zip(parts, value, strict=True))
+        return tuple(_read(parts[0], item) for item in value)
+    if origin is Mapping:
+        return {_read(parts[0], key): _read(parts[1], item) for key, item in value.items()}
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        values = {field.name: _read(hints[field.name], value[field.name]) for field in fields(kind)}
+        return typing.cast(Any, kind)(**values)
+    if issubclass(kind, Enum):
+        return kind(value)
+    if issubclass(kind, tuple):
+        hints = typing.get_type_hints(kind)
+        return kind(*(_read(hint, item) for hint, item in zip(hints.values(), value, strict=True)))
+    if not isinstance(value, (int, float) if kind is float else kind):
+        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+    return value

@@ -1,0 +1,71 @@
+"""Service of one replica by origin of its requests: counts, errors, latency, busy time, joules."""
+
+import math
+import threading
+from typing import Final
+
+from shoal.agent.worker.energy import Energy
+from shoal.agent.worker.histogram import Histogram
+from shoal.types.assignment import Served
+from shoal.types.units import Joules, Seconds
+
+MAX_ORIGINS: Final = 256
+OTHERS: Final = "others"
+"""Origins beyond the first 256 are counted together, so that made-up names cannot fill the memory."""
+
+
+class _Account:
+    def __init__(self) -> None:
+        self.requests = 0
+        self.errors = 0
+        self.pace_missed = 0
+        self.busy_s = 0.0
+        self.latency = Histogram()
+
+
+class Metering:
+    """Called from runner threads; a reader gets a consistent view."""
+
+    def __init__(self, energy: Energy) -> None:
+        self._energy = energy
+        self._accounts: dict[str, _Account] = {}
+        self._lock = threading.Lock()
+
+    def answered(self, origin: str, latency_s: float, busy_s: float, *, pace_missed: bool = False) -> None:
+        """latency_s: from arrival to answer; busy_s: the device's part of it. An emulated device's own time."""
+        with self._lock:
+            account = self._account(origin)
+            account.requests += 1
+            account.busy_s += busy_s
+            account.pace_missed += pace_missed
+            account.latency.add(latency_s)
+
+    def failed(self, origin: str, busy_s: float, *, ours: bool) -> None:
+        """ours: the request was well formed and still got no answer."""
+        with self._lock:
+            account = self._account(origin)
+            account.requests += 1
+            account.errors += ours
+            account.busy_s += busy_s
+
+    def served(self) -> tuple[Served, ...]:
+        with self._lock:
+            joules = self._energy.joules({origin: account.busy_s for origin, account in self._accounts.items()})
+            return tuple(
+                Served(
+                    origin=origin,
+                    requests=account.requests,
+                    errors=account.errors,
+                    latency_p50_s=Seconds(account.latency.quantile(0.5)),
+                    latency_p95_s=Seconds(account.latency.quantile(0.95)),
+                    joules=Joules(joules.get(origin, math.nan)),
+                    energy_source=self._energy.source,
+                    pace_missed=account.pace_missed,
+                )
+                for origin, account in self._accounts.items()
+            )
+
+    def _account(self, origin: str) -> _Account:
+        if origin not in self._accounts and len(self._accounts) >= MAX_ORIGINS:
+            origin = OTHERS
+        return self._accounts.setdefault(origin, _Account())

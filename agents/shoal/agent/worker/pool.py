@@ -1,0 +1,416 @@
+"""The supervisor's worker processes: starts, adopts, watches, ends them (`ports.Workers`).
+
+Runs in the supervisor and imports no runtime. One worker an assignment, and one spare that has the runtime imported
+and no model.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from shoal.agent.ports import (
+    Clock,
+    LocalWorker,
+    Pace,
+    WorkerAdopted,
+    WorkerEvent,
+    WorkerExited,
+    WorkerFailed,
+    WorkerPhase,
+    WorkerReady,
+    WorkerStats,
+)
+from shoal.agent.worker.frames import ConnectionLost, Message
+from shoal.agent.worker.messages import LoadOrder, Meters, Probed, ProbeOrder, State, WorkerStatus, pack, unpack
+from shoal.agent.worker.process import WorkerProcess, oom_kills
+from shoal.types.assignment import Assignment
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Device
+from shoal.types.receipt import Receipt
+from shoal.types.units import Seconds
+
+_log = structlog.get_logger(__name__)
+
+_STATUS_S: Final = 2.0
+_SPARE_RETRY_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """memory_floor, memory_slack: a worker may map floor + slack x what its assignment commits, since it maps more than
+    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed."""
+
+    orphan_after_s: float = 60.0
+    start_timeout_s: float = 60.0
+    load_timeout_s: float = 180.0
+    stuck_after_s: float = 20.0
+    loads_at_once: int = 2
+    queue: int = 128
+    threads: int = 1
+    max_request_bytes: int = 64 * 2**20
+    memory_slack: float = 1.5
+    memory_floor: int = 256 * 2**20
+    probe_s: float = 10.0
+
+
+class _Replica:
+    """An assignment's worker and what it last said."""
+
+    def __init__(self, process: WorkerProcess) -> None:
+        self.process = process
+        self.settled = asyncio.Event()
+        """Loading is over, one way or the other."""
+        self.ready: WorkerReady | None = None
+        self.stats: WorkerStats | None = None
+        self.silent_since: float | None = None
+        self.verdict: Refusal | None = None
+        """Why this supervisor killed it; None while it did not."""
+
+
+class ProcessWorkers:
+    """Worker processes with their files under `folder`. device, pace: what the drivers say of a device, by its name."""
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        device: Callable[[str], Device | None],
+        pace: Callable[[str], Pace | None],
+        options: PoolOptions | None = None,
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._device = device
+        self._pace = pace
+        self._options = options or PoolOptions()
+        self._replicas: dict[str, _Replica] = {}
+        self._spare: WorkerProcess | None = None
+        self._spare_ready: asyncio.Task[None] | None = None
+        self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
+        self._starts: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
+        """Not cancelled by `close`, which waits for them."""
+        self._loads = asyncio.Semaphore(self._options.loads_at_once)
+        self._oom_kills = oom_kills()
+        self._closed = False
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def adopt(self) -> tuple[WorkerAdopted, ...]:
+        """Also sees to the spare worker."""
+        found = [await self._adopt_one(record) for record in sorted(self._folder.glob("worker-*.json"))]
+        self._keep_spare()
+        return tuple(one for one in found if one is not None)
+
+    async def start(self, assignment: Assignment, path: str) -> None:
+        """Returns at once. A second start of one assignment ends its first worker."""
+        await self.stop(assignment.id)
+        task = self._task(self._bring_up(assignment, path))
+        self._starts[assignment.id] = task
+        task.add_done_callback(partial(self._started, assignment.id))
+
+    async def stop(self, assignment: str) -> None:
+        starting = self._starts.pop(assignment, None)
+        if starting is not None:
+            starting.cancel()
+            await asyncio.wait([starting])
+        replica = self._replicas.pop(assignment, None)
+        if replica is not None:
+            await replica.process.end()
+
+    def local(self, assignment: str) -> LocalWorker | None:
+        replica = self._replicas.get(assignment)
+        if replica is None or replica.ready is None or replica.process.assignment is None:
+            return None
+        process = replica.process
+        return LocalWorker(assignment, replica.process.assignment.workload, str(process.socket), process.nonce)
+
+    async def probe(self, device: Device) -> Receipt:
+        """In a worker that is ended afterwards; an emulated device's receipt is its profile.
+
+        Raises ShoalError(RUNTIME_FAILED | WORKER_CRASHED | DEADLINE_EXCEEDED | DEVICE_LOST).
+        """
+        measured_at = self._clock.wall()
+        probed = self._profiled(device) if device.emulated else await self._probed(device)
+        return Receipt(
+            node="",
+            device=device.name,
+            provider=device.provider,
+            driver_version=device.driver_version,
+            runtime_version=device.runtime_version,
+            precisions=probed.precisions,
+            operators=probed.operators,
+            rates=probed.rates,
+            memory_bytes=device.memory_bytes,
+            spread=probed.spread,
+            measured_at=measured_at,
+            probe_s=Seconds(probed.probe_s),
+            emulated=device.emulated,
+            source=device.profile_source if device.emulated else "probe",
+        )
+
+    async def events(self) -> AsyncIterator[WorkerEvent]:
+        while True:
+            yield await self._events.get()
+
+    async def stats(self) -> tuple[WorkerStats, ...]:
+        """Of every ready worker; of one that does not answer in time, the last it said."""
+        await asyncio.gather(*(self._ask(replica) for replica in tuple(self._replicas.values()) if replica.ready))
+        return tuple(replica.stats for replica in self._replicas.values() if replica.stats is not None)
+
+    async def close(self, *, keep: bool) -> None:
+        self._closed = True
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        processes = [replica.process for replica in self._replicas.values()]
+        if self._spare is not None:
+            processes.append(self._spare)
+        self._replicas.clear()
+        self._spare = None
+        await asyncio.gather(*(process.leave() if keep else process.end() for process in processes), *self._endings)
+
+    # a worker's life
+
+    async def _bring_up(self, assignment: Assignment, path: str) -> None:
+        """Ends in an event: ready, failed or exited."""
+        try:
+            async with self._loads:
+                order = self._order(assignment, path)
+                process = await self._take_spare()
+                process.assignment = assignment
+                replica = self._replicas[assignment.id] = _Replica(process)
+                process.save()
+                await self._load(replica, order)
+        except ConnectionLost:
+            # its exit says more
+            pass
+        except ShoalError as error:
+            await self._give_up(assignment.id, error.refusal)
+        except OSError as error:
+            await self._give_up(assignment.id, Refusal(Code.LOAD_FAILED, str(error), "a worker process", "see the log"))
+        finally:
+            self._keep_spare()
+
+    async def _load(self, replica: _Replica, order: LoadOrder) -> None:
+        client = replica.process.client
+        assert client is not None
+        limit = self._options.load_timeout_s
+        await client.call("load", pack(order), timeout=limit)
+        settled = asyncio.create_task(replica.settled.wait())
+        gone = asyncio.create_task(replica.process.gone.wait())
+        try:
+            done, _ = await asyncio.wait({settled, gone}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            settled.cancel()
+            gone.cancel()
+        if not done:
+            raise refuse(Code.LOAD_TIMEOUT, "still loading", f"ready within {limit:g}s", "a smaller or simpler model")
+
+    async def _give_up(self, assignment: str, refusal: Refusal) -> None:
+        replica = self._replicas.pop(assignment, None)
+        self._events.put_nowait(WorkerFailed(assignment, refusal))
+        if replica is not None:
+            await replica.process.end()
+
+    def _said(self, process: WorkerProcess, message: Message) -> None:
+        """A worker pushed its state."""
+        status = unpack(WorkerStatus, message.payload)
+        replica = self._replicas.get(status.assignment)
+        if replica is None or replica.process is not process:
+            return
+        match status.state:
+            case State.LOADING | State.WARMING:
+                self._events.put_nowait(WorkerPhase(status.assignment, status.state.value))
+            case State.READY:
+                replica.ready = _ready(status)
+                replica.settled.set()
+                if replica.ready is not None:
+                    self._events.put_nowait(replica.ready)
+            case State.FAILED:
+                replica.settled.set()
+                refusal = status.refusal or Refusal(Code.LOAD_FAILED)
+                self._task(self._give_up(status.assignment, refusal))
+            case State.SPARE:
+                pass
+
+    def _exited(self, process: WorkerProcess) -> None:
+        kills, self._oom_kills = self._oom_kills, oom_kills()
+        if process is self._spare:
+            self._spare = None
+            _log.warning("spare_worker_exited", worker=process.name, why=str(process.judge(oom=False)[1]))
+            self._task(self._later_spare())
+        replica = next((one for one in self._replicas.values() if one.process is process), None)
+        if replica is None or process.assignment is None:
+            return
+        del self._replicas[process.assignment.id]
+        own_fault, refusal = process.judge(oom=self._oom_kills > kills)
+        if replica.verdict is not None:
+            own_fault, refusal = False, replica.verdict
+        _log.warning("worker_exited", assignment=process.assignment.id, own_fault=own_fault, why=str(refusal))
+        self._events.put_nowait(WorkerExited(process.assignment.id, own_fault, refusal))
+        self._end(process)
+
+    async def _adopt_one(self, record: Path) -> WorkerAdopted | None:
+        process = WorkerProcess.find(record, self._exited)
+        if process is None:
+            return None
+        try:
+            client = await process.greet(partial(self._said, process), _STATUS_S)
+            status = unpack(WorkerStatus, (await client.call("status", timeout=_STATUS_S)).payload)
+        except ShoalError as error:
+            _log.warning("worker_not_adopted", worker=process.name, why=str(error.refusal))
+            await process.end()
+            return None
+        if status.state is State.SPARE and self._spare is None:
+            self._spare = process
+            return None
+        known = process.assignment is not None and process.assignment.id == status.assignment
+        if not known or status.state in (State.SPARE, State.FAILED):
+            await process.end()
+            return None
+        replica = self._replicas[status.assignment] = _Replica(process)
+        replica.ready = _ready(status)
+        return WorkerAdopted(status.assignment, replica.ready)
+
+    async def _ask(self, replica: _Replica) -> None:
+        client = replica.process.client
+        assert client is not None
+        now = asyncio.get_running_loop().time()
+        try:
+            status = unpack(WorkerStatus, (await client.call("status", timeout=_STATUS_S)).payload)
+        except ShoalError:
+            replica.silent_since = replica.silent_since or now
+            if now - replica.silent_since >= self._options.stuck_after_s and not replica.process.gone.is_set():
+                found = f"silent for {now - replica.silent_since:.0f}s"
+                replica.verdict = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
+                self._end(replica.process)
+            return
+        replica.silent_since = None
+        replica.stats = WorkerStats(status.assignment, status.in_flight, status.served)
+
+    # the spare worker
+
+    async def _take_spare(self) -> WorkerProcess:
+        """A worker that is connected and holds nothing; for the caller to end. Raises ShoalError, OSError."""
+        if self._spare is None:
+            self._keep_spare()
+        process = self._spare
+        assert process is not None
+        if process.client is None:
+            assert self._spare_ready is not None
+            await asyncio.shield(self._spare_ready)
+        if self._spare is not process:
+            # another start was faster
+            return await self._take_spare()
+        self._spare = None
+        return process
+
+    def _keep_spare(self) -> None:
+        if self._spare is None and not self._closed:
+            self._spare = WorkerProcess.spawn(self._folder, self._options.orphan_after_s, self._exited)
+            self._spare_ready = self._task(self._greet(self._spare))
+
+    async def _greet(self, process: WorkerProcess) -> None:
+        try:
+            await process.greet(partial(self._said, process), self._options.start_timeout_s)
+        except BaseException:
+            if self._spare is process:
+                self._spare = None
+            await process.end()
+            raise
+
+    async def _later_spare(self) -> None:
+        await self._clock.sleep(Seconds(_SPARE_RETRY_S))
+        self._keep_spare()
+
+    # what a worker is told
+
+    def _order(self, assignment: Assignment, path: str) -> LoadOrder:
+        device = self._device(assignment.device)
+        if device is None:
+            raise refuse(Code.DEVICE_LOST, assignment.device, "a device of this node", "it is placed elsewhere")
+        options = self._options
+        slots = (str(self._folder / f"{device.name}-{n}.lock") for n in range(device.parallelism))
+        limit = options.memory_floor + options.memory_slack * assignment.memory_bytes if assignment.memory_bytes else 0
+        return LoadOrder(
+            assignment=assignment.id,
+            digest=assignment.model,
+            path=path,
+            provider=device.provider,
+            precision=assignment.precision,
+            threads=options.threads,
+            runners=max(1, device.parallelism),
+            queue=options.queue,
+            memory_bytes=int(limit),
+            max_request_bytes=options.max_request_bytes,
+            work=assignment.work,
+            pace=self._pace(device.name),
+            slots=tuple(slots) if device.emulated else (),
+            meters=_meters(device),
+        )
+
+    def _profiled(self, device: Device) -> Probed:
+        pace = self._pace(device.name)
+        if pace is None:
+            raise refuse(
+                Code.DEVICE_LOST, f"no profile of {device.name}", "an emulated device", "see the agent's settings"
+            )
+        return Probed(pace.rates, tuple(pace.rates.matmul_flops), (), 0.0, 0.0)
+
+    async def _probed(self, device: Device) -> Probed:
+        process = await self._take_spare()
+        try:
+            assert process.client is not None
+            order = ProbeOrder(device.provider, _meters(device), device.parallelism, self._options.probe_s)
+            reply = await process.client.call("probe", pack(order), timeout=3 * self._options.probe_s)
+            return unpack(Probed, reply.payload)
+        except ConnectionLost as error:
+            raise refuse(
+                Code.WORKER_CRASHED, "the worker ended while probing", device.name, "check the device's driver"
+            ) from error
+        finally:
+            await process.end()
+            self._keep_spare()
+
+    def _started(self, assignment: str, task: "asyncio.Task[None]") -> None:
+        if self._starts.get(assignment) is task:
+            del self._starts[assignment]
+
+    def _end(self, process: WorkerProcess) -> None:
+        task = asyncio.create_task(process.end())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        with suppress(asyncio.CancelledError):
+            error = task.exception()
+            if error is not None:
+                _log.warning("worker_task_failed", why=str(error))
+
+
+def _ready(status: WorkerStatus) -> WorkerReady | None:
+    if status.state is not State.READY or status.loaded is None:
+        return None
+    loaded = status.loaded
+    return WorkerReady(status.assignment, loaded.measured, loaded.inputs, loaded.outputs)
+
+
+def _meters(device: Device) -> Meters:
+    """Where the driver found the device's energy counters."""
+    rapl = device.attributes.get("energy_counters", "").split()
+    return Meters(tuple(rapl), device.attributes.get("uuid", "") if device.provider == "CUDAExecutionProvider" else "")

@@ -1,0 +1,238 @@
+"""One worker process as its supervisor holds it: started or adopted, its files, how it ended."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+from shoal.agent.worker.frames import FrameClient, Push
+from shoal.agent.worker.messages import from_json, pack
+from shoal.types.assignment import Assignment
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+
+_OWN_SIGNALS: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
+)
+_SIGNAL_NAMES: Final = {number.value: number.name for number in signal.Signals}
+_KEPT_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME")
+"""What of the supervisor's environment a worker sees; it may hold secrets."""
+_CRASH_TAIL: Final = 600
+
+
+class WorkerProcess:
+    """A process of its own session, watched by pidfd, with files `worker-ID.*` in the agent's run folder.
+
+    on_exit is called once, on the loop, after the process is gone and reaped.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        nonce: str,
+        pid: int,
+        popen: subprocess.Popen[bytes] | None,
+        on_exit: Callable[["WorkerProcess"], None],
+    ) -> None:
+        self.name = name
+        self.nonce = nonce
+        self.pid = pid
+        self.socket = folder / f"{name}.sock"
+        self.gone = asyncio.Event()
+        self.client: FrameClient | None = None
+        self.assignment: Assignment | None = None
+        self.returncode: int | None = None
+        """As subprocess gives it; None while it runs, and of an adopted process, whose parent is another."""
+        self._record = folder / f"{name}.json"
+        self._log = folder / f"{name}.log"
+        self._crash = folder / f"{name}.crash"
+        self._popen = popen
+        self._on_exit = on_exit
+        self._pidfd = os.pidfd_open(pid)
+        self.start_time = start_time(pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+
+    @classmethod
+    def spawn(cls, folder: Path, orphan_after_s: float, on_exit: Callable[["WorkerProcess"], None]) -> Self:
+        """Raises OSError. The nonce goes through standard input: arguments and environment can be read by others."""
+        name, nonce = f"worker-{secrets.token_hex(4)}", secrets.token_hex(16)
+        command = [sys.executable, "-P", "-m", "shoal.agent.worker.main"]
+        command += ["--socket", str(folder / f"{name}.sock"), "--orphan-after", str(orphan_after_s)]
+        with (folder / f"{name}.log").open("wb") as log:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
+                cwd="/",
+                start_new_session=True,
+            )
+        assert popen.stdin is not None
+        with suppress(BrokenPipeError), popen.stdin:
+            popen.stdin.write(nonce.encode() + b"\n")
+        process = cls(folder, name, nonce, popen.pid, popen, on_exit)
+        process.save()
+        return process
+
+    @classmethod
+    def find(cls, record: Path, on_exit: Callable[["WorkerProcess"], None]) -> Self | None:
+        """The process that this record is about; None (and its files removed) when it is no more."""
+        try:
+            told = json.loads(record.read_text())
+            process = cls(record.parent, record.stem, str(told["nonce"]), int(told["pid"]), None, on_exit)
+        except (OSError, ValueError, KeyError, TypeError):
+            _remove(record)
+            return None
+        if process.start_time != told.get("start_time"):
+            # another process has the number by now
+            process.forget()
+            _remove(record)
+            return None
+        with suppress(ShoalError):
+            process.assignment = from_json(Assignment, told["assignment"]) if told.get("assignment") else None
+        return process
+
+    async def greet(self, on_push: Push, timeout_s: float) -> FrameClient:
+        """Connects once the process serves. Raises ShoalError(WORKER_STUCK | WORKER_CRASHED), ConnectionLost."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._serving()
+        except TimeoutError as error:
+            raise refuse(
+                Code.WORKER_STUCK, "a new worker does not start", f"within {timeout_s:g}s", "see the log"
+            ) from error
+        if self.gone.is_set():
+            raise ShoalError(self.judge(oom=False)[1])
+        self.client = await FrameClient.connect(self.socket, self.nonce, on_push=on_push, peer_pid=self.pid)
+        return self.client
+
+    def save(self) -> None:
+        """So that the next supervisor can adopt it."""
+        told = {
+            "pid": self.pid,
+            "start_time": self.start_time,
+            "nonce": self.nonce,
+            "assignment": json.loads(pack(self.assignment)) if self.assignment else None,
+        }
+        draft = self._record.with_suffix(".new")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(told, file)
+        draft.replace(self._record)
+
+    async def end(self) -> None:
+        """Kills it, waits until it is gone, removes its files."""
+        if not self.gone.is_set():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            await self.gone.wait()
+        await self._hang_up()
+        _remove(self._record)
+
+    async def leave(self) -> None:
+        """Lets it run on for another supervisor."""
+        self.forget()
+        await self._hang_up()
+
+    def forget(self) -> None:
+        """Stops watching."""
+        if not self.gone.is_set():
+            self.gone.set()
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._close_pipe()
+            if self._popen is not None:
+                # it is somebody else's child soon
+                self._popen.returncode = 0
+
+    def judge(self, *, oom: bool) -> tuple[bool, Refusal]:
+        """(whether it fell by its own fault, why it is gone). oom: the kernel killed for memory meanwhile."""
+        stack = self._crash.read_text(errors="replace") if self._crash.exists() else ""
+        brief = " | ".join(line.strip() for line in stack.splitlines() if line.strip())[:_CRASH_TAIL]
+        return judge_exit(self.returncode, brief, oom=oom)
+
+    async def _hang_up(self) -> None:
+        if self.client is not None:
+            await self.client.close()
+
+    async def _serving(self) -> None:
+        """Until it writes its line, or its end closes the pipe."""
+        if self._popen is None or self._popen.stdout is None:
+            return
+        loop = asyncio.get_running_loop()
+        handle = self._popen.stdout.fileno()
+        said = asyncio.Event()
+        loop.add_reader(handle, said.set)
+        try:
+            await said.wait()
+            if not os.read(handle, 64):
+                await self.gone.wait()
+        finally:
+            loop.remove_reader(handle)
+            self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        if self._popen is not None and self._popen.stdout is not None:
+            asyncio.get_running_loop().remove_reader(self._popen.stdout.fileno())
+            self._popen.stdout.close()
+            self._popen.stdout = None
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        if self._popen is not None:
+            self.returncode = self._popen.wait()
+        self.gone.set()
+        self._on_exit(self)
+
+
+def judge_exit(returncode: int | None, crash: str, *, oom: bool) -> tuple[bool, Refusal]:
+    """returncode: negative for a signal, None when nobody can say. crash: the stack a fatal signal left behind.
+
+    A fatal signal that the process raised itself leaves a stack; a kill from outside leaves none and is no fault.
+    """
+    remedy = "the assignment is loaded again"
+    number = -returncode if returncode is not None and returncode < 0 else 0
+    name = _SIGNAL_NAMES.get(number, f"signal {number}")
+    if number in _OWN_SIGNALS or (returncode is None and crash):
+        found = f"{name if number else 'a fatal signal'} in the worker: {crash}"
+        return True, Refusal(Code.WORKER_CRASHED, found, "", "the model is refused here after three crashes")
+    if oom and (number == signal.SIGKILL or returncode is None):
+        return False, Refusal(
+            Code.OUT_OF_MEMORY, "the kernel killed the worker", "memory that the machine did not have", remedy
+        )
+    if number or returncode in (None, 0):
+        found = f"{name} from outside" if number else "it ended without a word"
+        return False, Refusal(Code.WORKER_KILLED, found, "", remedy)
+    if returncode == EXIT_STUCK:
+        return True, Refusal(Code.WORKER_STUCK, "a run went on after it was told to stop", "", remedy)
+    return True, Refusal(Code.WORKER_CRASHED, f"exit status {returncode}: {crash}", "", "see the worker's log")
+
+
+EXIT_STUCK: Final = 75
+"""What a worker exits with when a run cannot be stopped."""
+
+
+def start_time(pid: int) -> int:
+    """In clock ticks since boot: with the pid, names one process for ever. Raises OSError when there is none."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def oom_kills() -> int:
+    """Processes that the kernel killed for memory since boot."""
+    for line in Path("/proc/vmstat").read_text().splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+def _remove(record: Path) -> None:
+    for suffix in (".json", ".sock", ".log", ".crash", ".new"):
+        record.with_suffix(suffix).unlink(missing_ok=True)
