@@ -59,7 +59,6 @@ class Settings:
     full_every: int = 30
     fatal_retry_s: float = 30.0
     """A session refused for good is tried again this seldom: an operator may have settled it meanwhile."""
-    stats_s: float = 0.5
     drain_poll_s: float = 0.1
     retry_s: float = 0.5
     """Between attempts to persist or to configure the front."""
@@ -184,6 +183,7 @@ class Supervisor:
                     self._save_forever,
                     self._probe_forever,
                     self._collect_forever,
+                    self._sample_forever,
                     self._beat_forever,
                     self._link_forever,
                 ):
@@ -413,6 +413,7 @@ class Supervisor:
                 await self._front.configure(
                     desired.routes if desired else (), desired.credentials if desired else (), self._serving()
                 )
+                await self._sample()
             except ShoalError as error:
                 self._log("front_not_configured", error=True, refusal=str(error))
                 self._unconfigured.set()
@@ -427,27 +428,34 @@ class Supervisor:
 
     async def _beat_forever(self) -> None:
         while True:
-            heartbeat = self._open.welcome.heartbeat_s if self._open else self._settings.heartbeat_s
-            await _wait(self._changed, heartbeat)
+            await _wait(self._changed, self._heartbeat())
             self._changed.clear()
-            await self._sample()
             self._snapshot = self._observe()
             if self._open is not None:
                 await self._report(self._open, self._snapshot)
 
+    def _heartbeat(self) -> Seconds:
+        return self._open.welcome.heartbeat_s if self._open else Seconds(self._settings.heartbeat_s)
+
+    async def _sample_forever(self) -> None:
+        """Apart from the beat: a worker that does not answer must not make the node look silent."""
+        while True:
+            await self._sample()
+            await self._clock.sleep(self._heartbeat())
+
     async def _sample(self) -> bool:
         """Asks front and workers for their counters; False when one did not answer, and its last ones stand."""
         try:
-            async with asyncio.timeout(self._settings.stats_s):
-                self._worker_stats = {each.assignment: each for each in await self._workers.stats()}
-                self._front_stats = await self._front.stats()
-        except TimeoutError:
-            return False
+            workers, front = await self._workers.stats(), await self._front.stats()
         except ShoalError as error:
-            self._front_stats = replace(self._front_stats, ready=False)
             self._log("no_stats", refusal=str(error))
-            return False
-        return True
+            workers, front = None, replace(self._front_stats, ready=False)
+        if workers is not None:
+            self._worker_stats = {each.assignment: each for each in workers}
+        if front.ready != self._front_stats.ready:
+            self._changed.set()
+        self._front_stats = front
+        return workers is not None
 
     def _in_flight(self, name: str) -> int:
         stats = self._worker_stats.get(name)
