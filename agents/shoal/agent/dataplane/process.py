@@ -208,7 +208,10 @@ class FrontProcess:
         path = self._config.record().with_suffix(".config")
         path.write_text(self._config.dump())
         child = subprocess.Popen(
-            [*self._command, "--config", str(path)], stdin=subprocess.PIPE, start_new_session=True, close_fds=True
+            [*self._command, "--config", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # the supervisor's would be held open after its end
+            start_new_session=True,
         )
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:

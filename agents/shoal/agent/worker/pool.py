@@ -46,6 +46,8 @@ class PoolOptions:
     """memory_floor, memory_slack: a worker may map floor + slack x what its assignment commits, since it maps more than
     what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed."""
 
+    spare: bool = True
+    """Keep one from the start; a gateway, which runs nothing, does not."""
     orphan_after_s: float = 60.0
     start_timeout_s: float = 60.0
     load_timeout_s: float = 180.0
@@ -105,7 +107,8 @@ class ProcessWorkers:
     async def adopt(self) -> tuple[WorkerAdopted, ...]:
         """Also sees to the spare worker."""
         found = [await self._adopt_one(record) for record in sorted(self._folder.glob("worker-*.json"))]
-        self._keep_spare()
+        if self._options.spare:
+            self._keep_spare()
         return tuple(one for one in found if one is not None)
 
     async def start(self, assignment: Assignment, path: str) -> None:
