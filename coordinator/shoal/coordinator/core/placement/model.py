@@ -62,10 +62,9 @@ class Inputs:
 
     profiles: by model digest. desired: every node's assignments as last decided, draining ones included; the others are
     the current replicas. terms: by assignment id, what its workload asked when it was last confirmed (`terms_of`); one
-    that was confirmed under other terms yields to a gain. broken: assignment ids that do not count as replicas any more,
-    and why (`workloads.trouble`).
-    measured: warm-up figures remembered from earlier replicas. costs: USD/h of a whole device; absent = unknown.
-    rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties.
+    that was confirmed under other terms yields to a gain. broken: assignments that do not count as replicas any more,
+    and why (`workloads.trouble`). measured: warm-up figures remembered from earlier replicas. costs: USD/h of a whole
+    device; absent = unknown. rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties.
     """
 
     region: RegionFacts

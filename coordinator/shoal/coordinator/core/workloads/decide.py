@@ -26,8 +26,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
         crashes=crashes(world.memory, world.fleet, desired, now),
         measured=_remember(world.memory, world.fleet),
     )
-    world = replace(world, memory=memory)
-    inputs = inputs_of(world, now, wall)
+    inputs = inputs_of(replace(world, memory=memory), now, wall)
     plan = place(inputs, explain=False)
     outcome = reconcile(plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall)
     tables_now = tables(plan, outcome.desired, world.fleet, memory.tables)

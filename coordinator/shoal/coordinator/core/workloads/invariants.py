@@ -1,0 +1,200 @@
+"""What must be true of a region at any moment, judged from a snapshot: for `shoal doctor` and the simulator.
+
+Knows nouns and records alone, none of the code that it judges. Of the invariants I1 to I12 those that a snapshot can
+show; I9 and I11 need histories, and are judged by tests.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.workloads.model import Content, Memory, Stage, Wait
+from shoal.types.assignment import Assignment, Observed, Phase, Version
+from shoal.types.codes import Code
+from shoal.types.device import DeviceKind
+from shoal.types.route import EndpointKind
+from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.workload import Intent, WorkloadKey
+
+RECOVERY_S = Seconds(1000.0)
+GRACE_S = Seconds(60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A region after one step.
+
+    placeable: workloads for which the plan found all replicas. versions, written_at: of each node's desired set, and
+    since when it stands. recovery_s: what a workload without its own `recovery` is allowed. grace_s: how late a
+    deadline may be noticed.
+    """
+
+    fleet: Fleet
+    intents: tuple[Intent, ...]
+    desired: Mapping[str, Content]
+    memory: Memory
+    waits: tuple[Wait, ...]
+    now: Elapsed
+    wall: Wall
+    placeable: frozenset[WorkloadKey] = frozenset()
+    versions: Mapping[str, Version] = field(default_factory=dict)
+    written_at: Mapping[str, Elapsed] = field(default_factory=dict)
+    recovery_s: Seconds = RECOVERY_S
+    grace_s: Seconds = GRACE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """invariant: `I2`. subject: what it is about."""
+
+    invariant: str
+    subject: str
+    message: str
+
+
+def check(snapshot: Snapshot) -> tuple[Violation, ...]:
+    """Every violated invariant; empty when all hold."""
+    judges = (_served, _not_oversold, _one_owner, _routes, _waits, _not_ahead, _shown, _not_blind, _converging)
+    return tuple(violation for judge in judges for violation in judge(snapshot))
+
+
+def _served(snapshot: Snapshot) -> Iterator[Violation]:
+    for intent in snapshot.intents:
+        since = snapshot.memory.without_ready.get(str(intent.key))
+        allowed = max(snapshot.recovery_s, intent.require.recovery_s or 0.0)
+        if since is not None and intent.key in snapshot.placeable and snapshot.now - since > allowed:
+            message = f"no ready replica for {snapshot.now - since:.0f} s, although devices fit"
+            yield Violation("I1", str(intent.key), message)
+
+
+def _not_oversold(snapshot: Snapshot) -> Iterator[Violation]:
+    for name, content in snapshot.desired.items():
+        state = snapshot.fleet.nodes.get(name)
+        for device in state.node.devices if state is not None else ():
+            committed = sum(each.memory_bytes for each in content.assignments if each.device == device.name)
+            total = device.memory_bytes
+            if state is not None and device.kind is DeviceKind.CPU and state.node.memory_limit_bytes > 0:
+                total = min(total, state.node.memory_limit_bytes)
+            if committed > total:
+                yield Violation("I2", f"{name}/{device.name}", f"{committed} bytes committed of {total}")
+
+
+def _one_owner(snapshot: Snapshot) -> Iterator[Violation]:
+    owners = Counter(assignment.id for content in snapshot.desired.values() for assignment in content.assignments)
+    for name, count in owners.items():
+        if count > 1:
+            yield Violation("I3", name, f"assigned {count} times")
+    holders = Counter(
+        name
+        for state in snapshot.fleet.nodes.values()
+        for name, observed in state.observed.items()
+        if observed.phase is Phase.READY
+    )
+    for name, count in holders.items():
+        if count > 1:
+            yield Violation("I3", name, f"ready on {count} nodes")
+
+
+def _routes(snapshot: Snapshot) -> Iterator[Violation]:
+    assigned = {
+        assignment.id: (name, assignment)
+        for name, content in snapshot.desired.items()
+        for assignment in content.assignments
+    }
+    for name, content in snapshot.desired.items():
+        for route in content.routes:
+            subject = f"{route.workload} at {name}"
+            if len({endpoint.assignment for endpoint in route.endpoints}) != len(route.endpoints):
+                yield Violation("I7", subject, "one replica twice in a route")
+            if not route.endpoints and not route.pending_code:
+                yield Violation("I5", subject, "an empty route without a reason")
+            for endpoint in route.endpoints:
+                node, assignment = assigned.get(endpoint.assignment, ("", None))
+                if assignment is None or node != endpoint.node or assignment.workload != route.workload:
+                    yield Violation("I4", subject, f"{endpoint.assignment} is not assigned to {endpoint.node}")
+                    continue
+                if (endpoint.kind is EndpointKind.LOCAL) != (endpoint.node == name):
+                    yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.kind} from {name}")
+                if assignment.draining:
+                    yield Violation("I4", subject, f"{endpoint.assignment} is draining")
+                yield from _answers(snapshot, subject, endpoint.node, endpoint.assignment)
+
+
+def _answers(snapshot: Snapshot, subject: str, node: str, assignment: str) -> Iterator[Violation]:
+    state = snapshot.fleet.nodes.get(node)
+    if state is None or state.liveness in (Liveness.SUSPECT, Liveness.LOST):
+        yield Violation("I4", subject, f"{assignment} is on {node}, which is silent")
+    elif state.reported and state.liveness is Liveness.READY:
+        observed = state.observed.get(assignment)
+        if observed is None or observed.phase is not Phase.READY:
+            phase = "unknown" if observed is None else str(observed.phase)
+            yield Violation("I4", subject, f"{assignment} on {node} is {phase}, not ready")
+
+
+def _waits(snapshot: Snapshot) -> Iterator[Violation]:
+    explained = {wait.assignment for wait in snapshot.waits}
+    for wait in snapshot.waits:
+        subject = wait.assignment or str(wait.workload)
+        if wait.retry_at is None and wait.gives_up_at is None:
+            yield Violation("I5", subject, f"{wait.code} without an end")
+        late = wait.gives_up_at is not None and wait.gives_up_at + snapshot.grace_s < snapshot.wall
+        if late and wait.code is not Code.WAITING_FOR_LINK:
+            yield Violation("I5", subject, f"{wait.code} past its deadline")
+    for name, content in snapshot.desired.items():
+        for assignment in content.assignments:
+            if assignment.id not in explained and not _ready(snapshot, name, assignment):
+                yield Violation("I5", assignment.id, f"not ready on {name}, and nothing says why")
+
+
+def _not_ahead(snapshot: Snapshot) -> Iterator[Violation]:
+    for name, desired in snapshot.versions.items():
+        state = snapshot.fleet.nodes.get(name)
+        held = state.version if state is not None else None
+        if held is not None and held.history == desired.history and held.generation > desired.generation:
+            message = f"it holds generation {held.generation}, the region knows {desired.generation}"
+            yield Violation("I6", name, message)
+
+
+def _shown(snapshot: Snapshot) -> Iterator[Violation]:
+    intents = {intent.key: intent for intent in snapshot.intents}
+    explained = {wait.assignment for wait in snapshot.waits}
+    for name, content in snapshot.desired.items():
+        for assignment in content.assignments:
+            if assignment.draining or assignment.id in explained:
+                continue
+            intent = intents.get(assignment.workload)
+            if intent is None or assignment.model not in {model.digest for model in intent.models}:
+                yield Violation("I8", assignment.id, f"runs on {name} and no document asks for it")
+
+
+def _not_blind(snapshot: Snapshot) -> Iterator[Violation]:
+    wanted = {intent.key for intent in snapshot.intents}
+    draining = dict[WorkloadKey, str]()
+    standing = set[WorkloadKey]()
+    for content in snapshot.desired.values():
+        for assignment in content.assignments:
+            mark = snapshot.memory.marks.get(assignment.id)
+            if assignment.draining:
+                draining[assignment.workload] = assignment.id
+            elif mark is not None and mark.stage is Stage.SERVING:
+                standing.add(assignment.workload)
+    for key, name in draining.items():
+        if key in wanted and key not in standing:
+            yield Violation("I10", str(key), f"{name} drains and no other replica has ever served")
+
+
+def _converging(snapshot: Snapshot) -> Iterator[Violation]:
+    for name, written_at in snapshot.written_at.items():
+        state = snapshot.fleet.nodes.get(name)
+        if state is None or state.liveness is not Liveness.READY or not state.connected or not state.reported:
+            continue
+        age = snapshot.now - max(written_at, state.since)
+        if age > snapshot.grace_s and state.version != snapshot.versions.get(name):
+            yield Violation("I12", name, f"has not taken up its desired set for {age:.0f} s")
+
+
+def _ready(snapshot: Snapshot, node: str, assignment: Assignment) -> bool:
+    state: NodeState | None = snapshot.fleet.nodes.get(node)
+    observed: Observed | None = state.observed.get(assignment.id) if state is not None else None
+    return observed is not None and observed.phase is Phase.READY and not assignment.draining

@@ -1,0 +1,387 @@
+"""A small region for tests: builders of its nouns, and agents that do what they are told, when they are told to."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shoal.coordinator.core.fleet import updates
+from shoal.coordinator.core.fleet.judge import judge
+from shoal.coordinator.core.fleet.state import Fleet, Timing
+from shoal.coordinator.core.placement.model import Inputs, RegionFacts, Slot
+from shoal.coordinator.core.workloads.decide import decide
+from shoal.coordinator.core.workloads.invariants import Snapshot, check
+from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, World
+from shoal.types.assignment import Assignment, Measured, Observed, Phase, Status
+from shoal.types.codes import Code
+from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
+from shoal.types.profile import ModelProfile, OperatorCost
+from shoal.types.receipt import Rates, Receipt
+from shoal.types.units import Bytes, Elapsed, Joules, PerSecond, Seconds, UsdPerHour, Wall, Watts
+from shoal.types.workload import (
+    Intent,
+    Limits,
+    ModelRef,
+    PartitionRule,
+    Relaxation,
+    Requirements,
+    Spread,
+    Standby,
+    Traffic,
+    Weights,
+    WorkloadKey,
+)
+
+MIB = 2**20
+GIB = 2**30
+START = 1_700_000_000.0
+"""Wall clock at elapsed 0."""
+DIGEST = "sha256:" + "a" * 64
+SMALL = "sha256:" + "b" * 64
+
+
+def device(name: str = "cpu0", *, kind: str = "cpu", memory: int = 8 * GIB, **more: Any) -> Device:
+    values: dict[str, Any] = {"driver_version": "1", "runtime_version": "1.31", "provider": f"{kind}-provider"} | more
+    return Device(name, DeviceKind(kind), "maker", "model", "driver", memory_bytes=Bytes(memory), **values)
+
+
+def node(name: str, *devices: Device, labels: Mapping[str, str] | None = None, boot: str = "boot-1") -> Node:
+    return Node(
+        name=name,
+        region="eu-west",
+        role=Role.AGENT,
+        labels=labels or {},
+        agent_version="0",
+        os="linux",
+        arch="x86_64",
+        memory_bytes=Bytes(16 * GIB),
+        memory_limit_bytes=Bytes(16 * GIB),
+        devices=devices or (device(),),
+        grpc_address=f"{name}:8001",
+        rest_address=f"{name}:8000",
+        token_address=f"{name}:8002",
+        metrics_address=f"{name}:9000",
+        boot_id=boot,
+    )
+
+
+def receipt(
+    of: Node, on: Device, *, flops: float = 1e11, watts: float = 20.0, at: float = START, **more: Any
+) -> Receipt:
+    rates = Rates(
+        matmul_flops={"fp32": flops, "int8": 2 * flops},
+        conv_flops={"fp32": flops, "int8": 2 * flops},
+        elementwise_bytes=1e10,
+        copy_bytes=1e10,
+        launch_s=Seconds(1e-5),
+        node_s=Seconds(1e-6),
+        load_bytes=1e8,
+        idle_w=Watts(watts / 4),
+        active_w=Watts(watts),
+        energy_source=EnergySource.ESTIMATED,
+    )
+    values: dict[str, Any] = {
+        "node": of.name,
+        "device": on.name,
+        "provider": on.provider,
+        "driver_version": on.driver_version,
+        "runtime_version": on.runtime_version,
+        "precisions": ("fp32", "int8"),
+        "operators": (),
+        "rates": rates,
+        "memory_bytes": on.memory_bytes,
+        "spread": 0.05,
+        "measured_at": Wall(at),
+        "probe_s": Seconds(2.0),
+        "emulated": on.emulated,
+        "source": "probe",
+    }
+    return Receipt(**(values | more))
+
+
+def reading(on: Device, *, free: float | None = None, at: float = START, **more: Any) -> Reading:
+    values: dict[str, Any] = {"utilisation": 0.1, "temperature_c": 40.0, "power_w": 10.0, "energy_j": math.nan} | more
+    return Reading(on.name, Bytes(int(on.memory_bytes * 0.9 if free is None else free)), taken_at=Wall(at), **values)
+
+
+def profile(digest: str = DIGEST, *, size: int = 10 * MIB, flops: float = 1e9, precision: str = "fp32") -> ModelProfile:
+    return ModelProfile(
+        digest=digest,
+        size_bytes=Bytes(size),
+        ir_version=8,
+        opset=17,
+        domains={"": 17},
+        producer="test",
+        precision=precision,
+        inputs=(),
+        outputs=(),
+        reference_shapes={"x": (1, 3, 224, 224)},
+        costs=(
+            OperatorCost("Conv", 20, 0.8 * flops, 2e7),
+            OperatorCost("MatMul", 5, 0.2 * flops, 1e7),
+            OperatorCost("Relu", 20, 1e6, 8e6),
+            OperatorCost("Transpose", 3, 0.0, 2e6),
+        ),
+        weight_bytes=Bytes(int(0.95 * size)),
+        activation_bytes=Bytes(4 * MIB),
+        confident=True,
+        metadata={},
+    )
+
+
+def require(**changes: Any) -> Requirements:
+    values: dict[str, Any] = {
+        "latency_p95_s": None,
+        "latency_from_origin": True,
+        "where": "",
+        "residency": (),
+        "precisions": (),
+        "replicas": 1,
+        "spread": Spread.NODE,
+        "standby": Standby.NONE,
+        "recovery_s": None,
+        "measured_only": False,
+        "measured_within_s": None,
+    }
+    return Requirements(**(values | changes))
+
+
+def intent(name: str = "ocr", *, tenant: str = "shop", models: tuple[ModelRef, ...] = (), **changes: Any) -> Intent:
+    asked = require(**{key: changes.pop(key) for key in tuple(changes) if key in Requirements.__dataclass_fields__})
+    values: dict[str, Any] = {
+        "key": WorkloadKey(tenant, name),
+        "revision": 1,
+        "labels": {},
+        "policy": "policy",
+        "models": models or (ModelRef("model.onnx", DIGEST, ""),),
+        "require": asked,
+        "limits": Limits(),
+        "weights": Weights(1.0, 0.0, 0.0),
+        "relax": (),
+        "traffic": (),
+        "partition": PartitionRule(),
+        "priority": 100,
+        "shared_worker": False,
+    }
+    return Intent(**(values | changes))
+
+
+def relaxation(base: Intent, change: str, **changes: Any) -> Relaxation:
+    return Relaxation(change, replace(base.require, **changes), base.limits)
+
+
+def traffic(rate: float, origin: str = "eu-west") -> tuple[Traffic, ...]:
+    return (Traffic(origin, PerSecond(rate), PerSecond(rate)),)
+
+
+def fleet_of(*nodes: Node, now: float = 0.0, flops: Mapping[str, float] | None = None, **more: Any) -> Fleet:
+    """All of `nodes` connected, measured and reporting, at `now`."""
+    fleet = Fleet()
+    wall = Wall(START + now)
+    for each in nodes:
+        fleet = updates.connected(fleet, each, 1, Elapsed(now), wall)
+        rate = (flops or {}).get(each.name, 1e11)
+        measured = tuple(receipt(each, on, flops=rate, **more) for on in each.devices)
+        fleet, refusals = updates.receipts_received(fleet, each.name, measured, Elapsed(now), wall)
+        assert not refusals
+        fleet, refusals = updates.status_received(fleet, each.name, 1, status(each, 1, at=now), Elapsed(now), wall)
+        assert not refusals
+    return judge(fleet, Elapsed(now))[0]
+
+
+def status(of: Node, sequence: int, *, at: float, epoch: int = 1, **changes: Any) -> Status:
+    values: dict[str, Any] = {
+        "node": of.name,
+        "epoch": epoch,
+        "sequence": sequence,
+        "full": True,
+        "version": None,
+        "observed": (),
+        "gone": (),
+        "readings": tuple(reading(on, at=START + at) for on in of.devices),
+        "ingress": (),
+        "taken_at": Wall(START + at),
+        "front_ready": True,
+    }
+    return Status(**(values | changes))
+
+
+def inputs(fleet: Fleet, *intents: Intent, now: float = 0.0, **changes: Any) -> Inputs:
+    values: dict[str, Any] = {
+        "region": RegionFacts("eu-west", "eu"),
+        "fleet": fleet,
+        "intents": intents,
+        "profiles": {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")},
+        "desired": {},
+        "now": Elapsed(now),
+        "wall": Wall(START + now),
+    }
+    return Inputs(**(values | changes))
+
+
+def observed(of: Assignment, phase: Phase, *, at: float = 0.0, **changes: Any) -> Observed:
+    values: dict[str, Any] = {
+        "assignment": of.id,
+        "workload": of.workload,
+        "model": of.model,
+        "device": of.device,
+        "phase": phase,
+        "since": Wall(START + at),
+        "code": None,
+        "reason": "",
+        "retry_at": None,
+        "gives_up_at": None,
+        "in_flight": 0,
+        "restarts": 0,
+        "measured": None,
+        "served": (),
+    }
+    return Observed(**(values | changes))
+
+
+def warm(p50: float = 0.02, memory: int = 60 * MIB, samples: int = 16) -> Measured:
+    return Measured(
+        Seconds(1.0), Bytes(memory), Seconds(p50), Seconds(1.2 * p50), Joules(p50 * 20), EnergySource.ESTIMATED, samples
+    )
+
+
+@dataclass
+class Agent:
+    """One node that does what its desired set says. load_s: from assigned to ready. fail: assignments fail so."""
+
+    node: Node
+    epoch: int = 1
+    sequence: int = 1
+    up: bool = True
+    heard: bool = True
+    load_s: float = 2.0
+    fail: Code | None = None
+    in_flight: int = 0
+    since: dict[str, float] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)
+    content: Content = field(default_factory=Content)
+    started: list[str] = field(default_factory=list)
+
+    def reports(self, now: float) -> tuple[Observed, ...]:
+        names = {each.id for each in self.content.assignments}
+        self.since = {name: at for name, at in self.since.items() if name in names}
+        return tuple(self._observe(each, now) for each in self.content.assignments)
+
+    def _observe(self, each: Assignment, now: float) -> Observed:
+        if each.id not in self.since:
+            self.since[each.id] = now
+            self.started.append(each.id)
+        if each.draining:
+            return observed(each, Phase.DRAINING, in_flight=self.in_flight)
+        if now - self.since[each.id] < self.load_s:
+            return observed(each, Phase.LOADING, gives_up_at=Wall(START + now + 60))
+        if self.fail is not None:
+            self.restarts[each.id] = self.restarts.get(each.id, 0) + 1
+            return observed(
+                each, Phase.FAILED, code=self.fail, reason="as told", retry_at=Wall(START + now + 1),
+                restarts=self.restarts[each.id],
+            )  # fmt: skip
+        return observed(each, Phase.READY, measured=warm())
+
+
+class Region:
+    """A coordinator's loop on virtual time: beats, judge, decide, send. Every step is checked: nothing violated, and
+    the same step again changes nothing."""
+
+    def __init__(self, *nodes: Node, flops: Mapping[str, float] | None = None, timing: Timing | None = None) -> None:
+        self.agents = {each.name: Agent(each) for each in nodes}
+        self.fleet = fleet_of(*nodes, flops=flops)
+        if timing is not None:
+            self.fleet = replace(self.fleet, timing=timing)
+        self.intents: tuple[Intent, ...] = ()
+        self.desired: Mapping[str, Content] = {}
+        self.memory = Memory()
+        self.costs: dict[Slot, UsdPerHour] = {}
+        self.now = 0.0
+        self.events: list[Happened] = []
+        self.decision: Decision | None = None
+
+    def run(self, seconds: float, *, tick: float = 0.5) -> Decision:
+        """Steps of `tick` until `seconds` have passed; the last decision."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.step(tick)
+        assert self.decision is not None
+        return self.decision
+
+    def step(self, tick: float = 0.5) -> Decision:
+        self.now = round(self.now + tick, 6)
+        now, wall = Elapsed(self.now), Wall(START + self.now)
+        for name, agent in self.agents.items():
+            if agent.up and agent.heard:
+                agent.sequence += 1
+                beat = status(
+                    agent.node, agent.sequence, at=self.now, epoch=agent.epoch, observed=agent.reports(self.now)
+                )
+                self.fleet, refusals = updates.status_received(self.fleet, name, agent.epoch, beat, now, wall)
+                assert not refusals
+        self.fleet, _ = judge(self.fleet, now)
+        world = self.world()
+        decision = decide(world, now, wall)
+        again = decide(replace(world, desired=decision.desired, memory=decision.memory), now, wall)
+        assert again.desired == decision.desired
+        assert again.memory == decision.memory
+        assert again.plan.hash == decision.plan.hash
+        self.decision, self.desired, self.memory = decision, decision.desired, decision.memory
+        self.events += decision.events
+        violations = check(
+            Snapshot(
+                self.fleet, self.intents, self.desired, self.memory, decision.waits, now, wall,
+                frozenset(each.workload for each in decision.plan.workloads if each.refusal is None),
+            )
+        )  # fmt: skip
+        assert violations == ()
+        for name, agent in self.agents.items():
+            if agent.up and agent.heard:
+                agent.content = self.desired.get(name, Content())
+        return decision
+
+    def world(self) -> World:
+        return World(
+            region=RegionFacts("eu-west", "eu"),
+            fleet=self.fleet,
+            intents=self.intents,
+            profiles={DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")},
+            desired=self.desired,
+            memory=self.memory,
+            costs=self.costs,
+        )
+
+    def restart(self) -> None:
+        """The coordinator starts anew: it knows what the store holds and has heard nobody."""
+        self.fleet = updates.restored(tuple(self.fleet.nodes.values()), self.fleet, Elapsed(self.now))
+
+    def reconnect(self, name: str, *, boot: str | None = None) -> None:
+        """The node's agent opens a new session (after a boot, where one is named)."""
+        agent = self.agents[name]
+        agent.up = agent.heard = True
+        agent.epoch += 1
+        agent.sequence = 0
+        if boot is not None:
+            agent.node = replace(agent.node, boot_id=boot)
+            agent.since = {}
+        now, wall = Elapsed(self.now), Wall(START + self.now)
+        self.fleet = updates.connected(self.fleet, agent.node, agent.epoch, now, wall)
+
+    def replicas(self, name: str = "ocr") -> dict[str, tuple[str, bool]]:
+        """Assignment id -> (node, draining), of one workload."""
+        return {
+            each.id: (node, each.draining)
+            for node, content in self.desired.items()
+            for each in content.assignments
+            if each.workload.name == name
+        }
+
+    def routed(self, at: str, name: str = "ocr") -> list[str]:
+        """Nodes that `at` may send requests of one workload to."""
+        return [
+            endpoint.node
+            for route in self.desired[at].routes
+            if route.workload.name == name
+            for endpoint in route.endpoints
+        ]

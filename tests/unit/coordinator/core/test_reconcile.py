@@ -1,0 +1,251 @@
+"""Make before break, and blindness destroys nothing: a region's decisions over time, every step checked."""
+
+from dataclasses import replace
+
+from unit.coordinator.core.region import DIGEST, SMALL, Region, intent, node
+
+from shoal.types.codes import Code
+from shoal.types.workload import ModelRef, Spread
+
+
+def nodes(region: Region, name: str = "ocr") -> list[str]:
+    return sorted(where for where, _ in region.replicas(name).values())
+
+
+def test_a_replica_is_assigned_loaded_routed() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 2e11, "b": 1e11})
+    region.intents = (intent(),)
+    region.run(0.5)
+    assert nodes(region) == ["a"]
+    assert region.routed("b") == []
+    assert region.desired["b"].routes[0].pending_code == Code.MODEL_NOT_READY
+    region.run(4)
+    assert region.routed("a") == ["a"]
+    assert region.routed("b") == ["a"]
+    assert [event.code for event in region.events] == ["ASSIGNED", "READY"]
+    assert region.decision is not None
+    assert region.decision.waits == ()
+
+
+def test_when_nothing_happens_nothing_is_written() -> None:
+    region = Region(node("a"), node("b"))
+    region.intents = (intent(replicas=2), intent("other"))
+    region.run(10)
+    before, memory = region.desired, region.memory
+    region.run(30)
+    assert region.desired == before
+    assert region.memory == memory
+
+
+def test_a_new_model_takes_over_only_when_it_serves() -> None:
+    region = Region(node("a"), node("b"))
+    region.intents = (intent(),)
+    region.run(10)
+    (old,) = region.replicas()
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    seen = set[tuple[str, ...]]()
+    for _ in range(40):
+        region.step()
+        seen.add(tuple(region.routed("a")))
+        if old in region.replicas() and region.replicas()[old][1]:
+            assert region.agents[region.replicas()[old][0]].up
+    assert old not in region.replicas()
+    assert len(region.replicas()) == 1
+    assert () not in seen
+
+
+def test_fewer_replicas_drain_and_a_busy_one_is_waited_for() -> None:
+    region = Region(node("a"), node("b"))
+    region.intents = (intent(replicas=2),)
+    region.run(10)
+    for agent in region.agents.values():
+        agent.in_flight = 3
+    region.intents = (intent(replicas=1),)
+    region.run(20)
+    assert sorted(draining for _, draining in region.replicas().values()) == [False, True]
+    assert region.decision is not None
+    assert [wait.code for wait in region.decision.waits] == [Code.WAITING_FOR_DRAIN]
+    region.run(15)
+    assert len(region.replicas()) == 1
+
+
+def test_a_deleted_workload_drains_away() -> None:
+    region = Region(node("a"))
+    region.intents = (intent(),)
+    region.run(10)
+    region.intents = ()
+    region.step()
+    assert [draining for _, draining in region.replicas().values()] == [True]
+    assert region.desired["a"].routes == ()
+    region.run(5)
+    assert region.replicas() == {}
+
+
+def test_suspect_is_replaced_at_once_and_stays_assigned_until_lost() -> None:
+    region = Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
+    region.intents = (intent(),)
+    region.run(10)
+    assert nodes(region) == ["a"]
+    region.agents["a"].up = False
+    region.run(4)
+    assert nodes(region) == ["a", "b"]
+    region.run(4)
+    assert region.routed("c") == ["b"]
+    assert nodes(region) == ["a", "b"]
+    region.run(8)
+    assert nodes(region) == ["b"]
+
+
+def test_back_in_time_the_healthy_one_stays_and_the_half_loaded_one_is_dropped() -> None:
+    region = Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
+    region.agents["b"].load_s = 30
+    region.intents = (intent(),)
+    region.run(10)
+    (old,) = region.replicas()
+    region.agents["a"].heard = False
+    region.run(5)
+    assert nodes(region) == ["a", "b"]
+    region.agents["a"].heard = True
+    region.run(5)
+    assert list(region.replicas()) == [old]
+    assert region.agents["a"].started == [old]
+
+
+def test_back_after_its_replacement_serves_one_of_the_two_drains() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 2e11})
+    region.intents = (intent(),)
+    region.run(10)
+    region.agents["a"].heard = False
+    region.run(7)
+    assert region.routed("b") == ["b"]
+    region.agents["a"].heard = True
+    region.run(10)
+    assert len(region.replicas()) == 1
+    assert len(region.routed("a")) == 1
+
+
+def test_without_another_device_a_lost_node_keeps_its_replica() -> None:
+    region = Region(node("a"))
+    region.intents = (intent(),)
+    region.run(10)
+    (old,) = region.replicas()
+    region.agents["a"].heard = False
+    region.run(60)
+    assert list(region.replicas()) == [old]
+    assert region.decision is not None
+    assert region.decision.plan.workloads[0].refusal is not None
+    region.agents["a"].heard = True
+    region.run(5)
+    assert region.routed("a") == ["a"]
+    assert region.agents["a"].started == [old]
+
+
+def test_an_impossible_change_leaves_what_runs() -> None:
+    region = Region(node("a"), node("b"))
+    region.intents = (intent(),)
+    region.run(10)
+    before = region.replicas()
+    region.intents = (replace(intent(where='node.name == "nowhere"'), revision=2),)
+    region.run(60)
+    assert region.replicas() == before
+    assert len(region.routed("a")) == 1
+
+
+def test_a_crashing_model_is_poisoned_after_three_crashes_across_the_fleet() -> None:
+    region = Region(node("a"), node("b"), node("c"), node("d"))
+    for agent in region.agents.values():
+        agent.fail = Code.WORKER_CRASHED
+    region.intents = (intent(replicas=2),)
+    region.run(60)
+    touched = {name for name, agent in region.agents.items() if agent.started}
+    assert len(touched) <= 2
+    assert [crashes.triple.model for crashes in region.memory.crashes] == [DIGEST]
+    assert "POISONED" in [event.code for event in region.events]
+    assert region.decision is not None
+    refusal = region.decision.plan.workloads[0].refusal
+    assert refusal is not None
+    assert refusal.code is Code.POISONED
+
+
+def test_a_device_that_cannot_load_it_is_left_for_another() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 1e11})
+    region.agents["a"].fail = Code.LOAD_FAILED
+    region.intents = (intent(),)
+    region.run(30)
+    assert nodes(region) == ["b"]
+    assert region.routed("a") == ["b"]
+
+
+def test_a_model_that_fails_everywhere_does_not_tour_the_fleet() -> None:
+    region = Region(*(node(f"n{index}") for index in range(8)))
+    for agent in region.agents.values():
+        agent.fail = Code.LOAD_FAILED
+    region.intents = (intent(),)
+    region.run(120)
+    assert sum(bool(agent.started) for agent in region.agents.values()) == 3
+    assert region.decision is not None
+    refusal = region.decision.plan.workloads[0].refusal
+    assert refusal is not None
+    assert refusal.code is Code.LOAD_FAILED
+
+
+def test_a_coordinator_that_restarts_changes_nothing_until_the_nodes_had_a_window() -> None:
+    region = Region(node("a"), node("b"), node("c"))
+    region.intents = (intent(replicas=2),)
+    region.run(10)
+    before, routes = region.replicas(), region.desired["c"].routes
+    region.restart()
+    for agent in region.agents.values():
+        agent.heard = False
+    region.run(4)
+    assert region.desired["c"].routes == routes
+    region.reconnect("c")
+    region.run(2)
+    assert region.desired["c"].routes == routes
+    for name in "ab":
+        region.reconnect(name)
+    region.run(10)
+    assert region.replicas() == before
+    assert region.desired["c"].routes == routes
+    assert all(len(agent.started) <= 1 for agent in region.agents.values())
+
+
+def test_mass_silence_is_not_answered_with_mass_replacement() -> None:
+    names = [f"n{index}" for index in range(9)]
+    region = Region(*(node(name) for name in names))
+    region.intents = tuple(intent(f"w{index}", spread=Spread.NODE) for index in range(9))
+    region.run(10)
+    before = {name: agent.started[:] for name, agent in region.agents.items()}
+    for name in names[:4]:
+        region.agents[name].heard = False
+    region.run(8)
+    assert region.fleet.mass_silence is not None
+    for name in names[:4]:
+        region.agents[name].heard = True
+    region.run(10)
+    assert region.fleet.mass_silence is None
+    assert {name: agent.started for name, agent in region.agents.items()} == before
+
+
+def test_a_real_mass_loss_is_replaced_within_half_a_minute() -> None:
+    names = [f"n{index}" for index in range(9)]
+    region = Region(*(node(name) for name in names), flops=dict.fromkeys(names, 100000000000.0))
+    region.intents = (intent(replicas=5),)
+    region.run(10)
+    gone = sorted({where for where, _ in region.replicas().values()})[:4]
+    for name in gone:
+        region.agents[name].up = False
+    region.run(30)
+    survivors = [name for name in names if name not in gone]
+    assert sorted(region.routed(survivors[0])) == survivors
+
+
+def test_a_node_that_booted_is_not_routed_before_it_is_ready_again() -> None:
+    region = Region(node("a"), node("b"))
+    region.intents = (intent(replicas=2),)
+    region.run(10)
+    region.reconnect("a", boot="boot-2")
+    region.step()
+    assert region.routed("b") == ["b"]
+    region.run(6)
+    assert sorted(region.routed("b")) == ["a", "b"]
