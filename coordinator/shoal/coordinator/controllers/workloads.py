@@ -25,10 +25,11 @@ from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.truth import Truth
-from shoal.coordinator.core.fleet.state import NodeState, Timing
-from shoal.coordinator.core.placement.model import Plan, Slot
-from shoal.coordinator.core.workloads.decide import decide
-from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Wait, World
+from shoal.coordinator.core.fleet.state import NodeState
+from shoal.coordinator.core.placement.model import Plan, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
+from shoal.coordinator.core.workloads.model import Content, Happened, Memory, Wait, World
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem
 from shoal.types.assignment import Credential, DesiredSet
@@ -81,11 +82,10 @@ class WorkloadsController:
         clock: Clock,
         meter: Meter,
         *,
-        defaults: Timing,
         seed: int,
         changed: Callable[[], None],
     ) -> None:
-        """defaults: the region's timing while no workload asks for its own."""
+        """seed: of every choice that placement leaves open. changed: called when the next step should come at once."""
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
         self.desired: dict[str, DesiredSet] = {}
@@ -100,7 +100,6 @@ class WorkloadsController:
         self._fleet = fleet
         self._clock = clock
         self._meter = meter
-        self._defaults = defaults
         self._seed = seed
         self._changed = changed
         self._memory = Memory()
@@ -127,7 +126,7 @@ class WorkloadsController:
         """The new truth about documents and models, already in the store."""
         self.catalog = catalog
         self.intents = catalog.intents
-        self._fleet.fleet = replace(self._fleet.fleet, timing=_timing(self.intents, self._defaults))
+        self._fleet.fleet = replace(self._fleet.fleet, timing=timing(self.intents))
         self._changed()
 
     async def load_credentials(self) -> None:
@@ -140,7 +139,7 @@ class WorkloadsController:
         proposal = propose(self.catalog, texts, digests, region=self._region, actor=actor, wall=self._clock.wall())
         if proposal.problems:
             return Planned(proposal, None)
-        plan = self._decide(proposal.catalog).plan
+        plan = self.explained(proposal.catalog)
         self._remember(plan)
         return Planned(proposal, plan)
 
@@ -162,8 +161,8 @@ class WorkloadsController:
 
     async def step(self) -> None:
         """Raises ShoalError when the store takes nothing: nothing was sent then, and the next step tries again."""
-        decision = self._decide(self.catalog)
         wall = self._clock.wall()
+        decision = decide(self._world(self.catalog), self._clock.now(), wall)
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
         changed = {
             node: self._next_set(node, content, credentials)
@@ -174,7 +173,7 @@ class WorkloadsController:
         if changed or gone or decision.memory != self._saved or decision.events:
             puts = {DESIRED + node: records.dump(desired) for node, desired in changed.items()}
             if decision.memory != self._saved:
-                puts[MEMORY] = records.dump(StoredMemory.of(decision.memory, self._clock.now()))
+                puts[MEMORY] = records.dump(StoredMemory(self._clock.now(), decision.memory))
             events = [_event(happened) for happened in decision.events]
             await self._truth.commit(puts, deletes=tuple(DESIRED + node for node in gone), events=events)
         self._memory = self._saved = decision.memory
@@ -193,10 +192,19 @@ class WorkloadsController:
         ends = [end for wait in self.waits for end in (wait.retry_at, wait.gives_up_at) if end and end > wall]
         return Seconds(min(ends) - wall) if ends else None
 
-    def explain(self, key: WorkloadKey) -> Plan:
-        """The plan as it would be computed now. Raises ShoalError(WORKLOAD_UNKNOWN)."""
-        plan = self._decide(self.catalog).plan
-        if plan.of(key) is None:
+    @property
+    def costs(self) -> dict[Slot, UsdPerHour]:
+        return _costs(self._fleet.fleet.nodes)
+
+    def explained(self, catalog: Catalog | None = None) -> Plan:
+        """The plan as it would be computed now, with every candidate."""
+        world = self._world(catalog or self.catalog)
+        return place(inputs_of(world, self._clock.now(), self._clock.wall()))
+
+    def explain(self, key: WorkloadKey) -> WorkloadPlan:
+        """Raises ShoalError(WORKLOAD_UNKNOWN)."""
+        plan = self.explained().of(key)
+        if plan is None:
             raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
         return plan
 
@@ -224,9 +232,9 @@ class WorkloadsController:
         self.adopt(planned.proposal.catalog)
         return Applied(planned, (), revision)
 
-    def _decide(self, catalog: Catalog) -> Decision:
+    def _world(self, catalog: Catalog) -> World:
         intents = self.intents if catalog is self.catalog else catalog.intents
-        world = World(
+        return World(
             region=catalog.facts(self._region),
             fleet=self._fleet.fleet,
             intents=intents,
@@ -237,11 +245,10 @@ class WorkloadsController:
             },
             memory=self._memory,
             quotas=catalog.quotas,
-            costs=_costs(self._fleet.fleet.nodes),
+            costs=self.costs,
             documents=catalog.refs,
             seed=self._seed,
         )
-        return decide(world, self._clock.now(), self._clock.wall())
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:
         known = self.desired.get(node)
@@ -303,15 +310,6 @@ class WorkloadsController:
         self._plans[plan.hash] = _decisions(plan)
         while len(self._plans) > PLANS_KEPT:
             del self._plans[next(iter(self._plans))]
-
-
-def _timing(intents: Sequence[Intent], defaults: Timing) -> Timing:
-    if not intents:
-        return defaults
-    return Timing(
-        min(intent.partition.heartbeat_s for intent in intents),
-        min(intent.partition.lost_after_s for intent in intents),
-    )
 
 
 def _costs(nodes: Mapping[str, NodeState]) -> dict[Slot, UsdPerHour]:
