@@ -1,7 +1,7 @@
 """Reads the record of a run and says what must not have happened.
 
-The judge stands apart: it imports nothing of the code under test, and believes only events (`at`, `kind`, `facts`). Each
-rule is a small model of what is promised; it takes the events one by one and answers with violations.
+The judge stands apart: it imports nothing of the code under test, and believes only events (`at`, `kind`, `facts`).
+Each rule is a small model of what is promised; it takes the events one by one and answers with violations.
 """
 
 from collections import defaultdict
@@ -173,7 +173,7 @@ class Replicas:
             case "front.configured":
                 self._configured(event)
             case "request.answered":
-                if (facts["node"], facts["assignment"]) not in self._ready and not facts["late"]:
+                if (facts["node"], facts["assignment"]) not in self._ready:
                     return f"a request was answered by {facts['assignment']} on {facts['node']}, which was not warm"
             case "agent.sent" if facts["what"] == "status":
                 for assignment, phase in facts["phases"]:
@@ -265,8 +265,8 @@ class NoHerd:
 
 
 class Operators:
-    """Each acknowledged change of a document is kept: what is read in the end is the last acknowledged one, or one whose
-    answer never came."""
+    """Each acknowledged change of a document is kept: what is read in the end is the last acknowledged one, or one
+    whose answer never came."""
 
     def __init__(self) -> None:
         self._possible: dict[str, set[str]] = defaultdict(lambda: {""})

@@ -8,9 +8,11 @@ of their creation, so that a set of them is walked in the same order in every re
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, NoReturn, TypeVar
+from concurrent.futures import Executor
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 STEPS_WITHOUT_TIME = 200_000
 
@@ -113,10 +115,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._on_task(task)
         return task  # type: ignore[no-any-return]
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)  # there is one thread; asyncio ends generators this way
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
         raise EscapedSimulation(f"a thread for {func}: blocking work belongs in an adapter")
 
     async def getaddrinfo(self, *args: Any, **named: Any) -> NoReturn:

@@ -35,7 +35,7 @@ from shoal.types.workload import WorkloadKey
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What one model does on a worker. serve_s: mean seconds of a request; crash_*: chance of taking the worker down."""
+    """What one model does on a worker. serve_s: mean seconds of a request; crash_*: chance to take the worker down."""
 
     load_s: float = 0.3
     serve_s: float = 0.02
@@ -241,6 +241,7 @@ class Machine:
             self.kill_worker(assignment, own_fault=True, why="crashed at a request")
             return Code.WORKER_CRASHED, ""
         worker.requests += 1
+        self.world.record("request.answered", node=self.name, assignment=assignment)
         return None, assignment
 
 

@@ -76,11 +76,10 @@ class Network:
     def open_both_ways(self, one: str, other: str) -> bool:
         return one == other or not (self.path(one, other).cut or self.path(other, one).cut)
 
-    def listen(self, process: Process, events: Events) -> "AgentLinks":
+    def listen(self, process: Process, events: Events) -> None:
         """The coordinator's end is up: `events` hears of every session."""
         self.listener = Listener(process, events)
         process.on_death(self._listener_died)
-        return AgentLinks(process, self.listener)
 
     def healed(self) -> None:
         """Streams send again what a cut held back."""
@@ -182,22 +181,26 @@ class Session:
 class AgentLinks:
     """The coordinator's AgentLinks port."""
 
-    def __init__(self, process: Process, listener: Listener) -> None:
+    def __init__(self, process: Process, network: Network) -> None:
         self._process = process
-        self._listener = listener
+        self._network = network
 
     async def send(self, node: str, message: ToAgent) -> None:
         self._process.gate(f"send to {node}")
-        session = self._listener.sessions.get(node)
+        session = self._session(node)
         if session is not None:
             session.tell(message)
 
     async def end(self, node: str, refusal: Refusal, *, fatal: bool) -> None:
         self._process.gate(f"end {node}")
-        session = self._listener.sessions.get(node)
+        session = self._session(node)
         if session is not None:
             session.tell(Refused(refusal, fatal))
             session.server_left()
+
+    def _session(self, node: str) -> "_Session | None":
+        listener = self._network.listener
+        return None if listener is None else listener.sessions.get(node)
 
 
 class _Session:
@@ -274,8 +277,7 @@ class _Session:
         self._tell_end(self.node, COORDINATOR, self.server_inbox)
 
     def server_left(self) -> None:
-        if not self.answer.done():
-            self.answer.set_result(_unreachable("connection reset").refusal)
+        self._settle(_unreachable("connection reset").refusal)
         self.up.open = self.down.open = False
         if self.listener.sessions.get(self.node) is self:
             del self.listener.sessions[self.node]
@@ -299,7 +301,11 @@ class _Session:
             answer = decoded
         seconds = self.network.transit(COORDINATOR, self.node)
         if seconds is not None:
-            self.network.world.later(seconds, lambda: self.answer.done() or self.answer.set_result(answer))
+            self.network.world.later(seconds, lambda: self._settle(answer))
+
+    def _settle(self, answer: Welcome | Refusal) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
 
 class _Pipe:

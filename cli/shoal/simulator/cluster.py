@@ -1,0 +1,342 @@
+"""One region in the simulator: the real Region and Supervisors over a modelled world, and the hands that break them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.agent.supervisor import Settings, Supervisor
+from shoal.coordinator.controllers.region import Region, RegionConfig
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.simulator.disk import Disk
+from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Workers
+from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
+from shoal.simulator.operators import Operators
+from shoal.simulator.storage import Cache, Journal, Models, Store, format_store
+from shoal.simulator.world import Clock, Process, World
+from shoal.types.codes import Code
+from shoal.types.device import Node, Role
+from shoal.types.profile import ModelProfile
+from shoal.types.receipt import Receipt, SignedReceipt
+from shoal.types.units import Bytes
+from shoal.types.workload import Intent, Spread, WorkloadKey
+from shoal.wire import nouns
+
+REGION = "sim"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Who is in the region. nodes: name -> its chips; no chips make a gateway."""
+
+    nodes: Mapping[str, tuple[Chip, ...]]
+    labels: Mapping[str, Mapping[str, str]]
+    profiles: Mapping[str, ModelProfile]
+    behaviours: Mapping[str, Behaviour]
+    datagrams: bool = False
+
+
+class Cluster:
+    """Start it with `start`; then kill, cut and boot at will."""
+
+    def __init__(self, world: World, spec: Spec) -> None:
+        self.world = world
+        self.spec = spec
+        self.network = Network(world, datagrams=spec.datagrams)
+        self.models = Models(spec.profiles)
+        self.disk = Disk(world, COORDINATOR, full_code=Code.STORE_FULL)
+        self.clock = Clock(world, booted_at=world.chance.stream("coordinator").between(1.0, 1e5))
+        self.machines = [
+            Machine(world, self.network, name, Role.AGENT if chips else Role.GATEWAY, chips, spec.behaviours)
+            for name, chips in spec.nodes.items()
+        ]
+        self.network.machines.update({machine.name: machine for machine in self.machines})
+        self.coordinator: Process | None = None
+        self.region: Region | None = None
+        self.store: Store | None = None
+        self.operators = Operators(self)
+        self.supervisors: dict[str, Supervisor] = {}
+        self.over = False
+        self.buried: frozenset[str] = frozenset()
+        """Machines that stay dead when the storm is over."""
+        self._armed_power: dict[str, bool] = {}
+
+    async def start(self) -> None:
+        setup = Process(self.world, "setup")
+        await format_store(setup, self.disk)
+        self.start_coordinator()
+        for machine in self.machines:
+            self.boot(machine)
+
+    # the coordinator
+
+    def start_coordinator(self) -> None:
+        """A new process on what the disk holds."""
+        if self.over or (self.coordinator is not None and self.coordinator.alive):
+            return
+        self.coordinator = process = Process(self.world, COORDINATOR)
+        process.on_death(self._coordinator_died)
+        self.world.record("coordinator.started")
+        process.spawn(self._run_coordinator(process), "run")
+
+    def kill_coordinator(self, *, power: bool = False) -> None:
+        process = self.coordinator
+        if process is None or not process.alive:
+            return
+        self._armed_power[COORDINATOR] = power
+        self.world.record("fault.killed", process=COORDINATOR, where="any")
+        process.die()
+
+    def arm(self, process: Process | None, steps: int, *, power: bool = False) -> None:
+        """`process` dies after so many more steps of its ports."""
+        if process is not None and process.alive:
+            self._armed_power[process.name] = power
+            process.fuse = steps
+
+    async def _run_coordinator(self, process: Process) -> None:
+        self.store = store = Store(self.world, process, self.disk)
+        links = AgentLinks(process, self.network)
+        region = Region(
+            store,
+            links,
+            self.models,
+            self.models,
+            self.clock,
+            Ids(self.world, process),
+            RegionConfig(name=REGION),
+        )
+        await region.start()
+        process.check()
+        self.region = region
+        self.network.listen(process, region.fleet)
+        self.world.record("coordinator.serving")
+        await region.run()
+
+    def _coordinator_died(self) -> None:
+        self.region = None
+        self.store = None
+        self.world.record("coordinator.died")
+        if self._armed_power.pop(COORDINATOR, False):
+            lost = self.disk.power_cut()
+            self.world.record("fault.power", node=COORDINATOR, lost=lost)
+        down = self.world.chance.stream(f"down-{self.world.now()}").delay(1.0)
+        self.world.later(0.05 + min(down, 8.0), self.start_coordinator)
+
+    # agents
+
+    def living_agents(self) -> list[Machine]:
+        return [machine for machine in self.machines if machine.supervisor is not None and machine.supervisor.alive]
+
+    def boot(self, machine: Machine) -> None:
+        """A new supervisor on `machine`, unless one runs or there is no power."""
+        if self.over or not machine.powered or (machine.supervisor is not None and machine.supervisor.alive):
+            return
+        machine.boots += 1
+        machine.supervisor = process = Process(self.world, f"agent-{machine.name}")
+        process.on_death(lambda: self._agent_died(machine))
+        self.world.record("agent.started", node=machine.name, boot=machine.boots)
+        process.spawn(self._run_agent(process, machine), "run")
+
+    def kill_agent(self, machine: Machine) -> None:
+        if machine.supervisor is not None and machine.supervisor.alive:
+            self.world.record("fault.killed", process=machine.supervisor.name, where="any")
+            machine.supervisor.die()
+
+    def cut_power(self, machine: Machine) -> None:
+        """The machine is dark until `restore_power`."""
+        machine.powered = False
+        machine.power_cut()
+
+    def restore_power(self, machine: Machine) -> None:
+        machine.powered = True
+        self.boot(machine)
+
+    def _agent_died(self, machine: Machine) -> None:
+        machine.sink = None
+        self.world.record("agent.died", node=machine.name)
+        if machine.powered:
+            self.world.later(machine.chance.between(0.1, 2.0), lambda: self.boot(machine))
+
+    async def _run_agent(self, process: Process, machine: Machine) -> None:
+        world, chance = self.world, machine.chance
+        self.supervisors[machine.name] = supervisor = Supervisor(
+            settings=Settings(),
+            node=self._node(machine),
+            drivers=(Driver(process, machine),),
+            link=Link(process, self.network, machine.name),
+            workers=Workers(process, machine),
+            front=Front(process, machine),
+            journal=Journal(world, process, machine.disk, machine.name),
+            cache=Cache(process, self.network, machine.name, machine.disk, machine.bytes, chance),
+            signer=Signer(),
+            clock=machine.clock,
+            nonce=lambda: chance.token(16),
+            log=_quiet,
+        )
+        await supervisor.run()
+
+    def _node(self, machine: Machine) -> Node:
+        return Node(
+            name=machine.name,
+            region=REGION,
+            role=machine.role,
+            labels=dict(self.spec.labels.get(machine.name, {})),
+            agent_version="0.1.0",
+            os="sim",
+            arch="sim",
+            memory_bytes=Bytes(64 * GIB),
+            memory_limit_bytes=Bytes(64 * GIB),
+            devices=(),
+            grpc_address=f"{machine.name}:8001",
+            rest_address=f"{machine.name}:8000",
+            token_address=f"{machine.name}:8002",
+            metrics_address=f"{machine.name}:9000",
+            boot_id=f"{machine.name}-{machine.boots}",
+        )
+
+    # after the storm
+
+    def clear_weather(self) -> None:
+        for path in self.network.paths():
+            path.loss = path.late = path.duplicate = 0.0
+            path.delay_s = 0.002
+
+    async def calm(self) -> None:
+        """Ends every fault that lasts; some machines may stay dead."""
+        chance = self.world.chance.stream("calm")
+        agents = [machine for machine in self.machines if machine.chips]
+        if len(agents) > 3 and chance.happens(0.2):
+            dead = chance.pick(agents)
+            self.buried = frozenset({dead.name})
+            self.cut_power(dead)
+        self.clear_weather()
+        for path in self.network.paths():
+            path.cut = False
+        self.network.healed()
+        for process in (self.coordinator, *(machine.supervisor for machine in self.machines)):
+            if process is not None:
+                process.fuse = 0
+        for disk in (self.disk, *(machine.disk for machine in self.machines)):
+            disk.full = False
+        for machine in self.machines:
+            if machine.name not in self.buried:
+                self.restore_power(machine)
+        await self.operators.uncordon_all()
+
+    def end(self) -> None:
+        """The run is over: every process ends."""
+        self.over = True
+        for machine in self.machines:
+            machine.power_cut()
+        if self.coordinator is not None:
+            self.coordinator.die()
+
+    async def missing(self) -> list[str]:
+        """What keeps the region from being converged; empty when it is."""
+        region = self.region
+        if region is None or self.coordinator is None or not self.coordinator.alive:
+            return ["no coordinator"]
+        found: list[str] = []
+        for machine in self._standing():
+            found += self._missing_at(region, machine)
+        found += self._missing_replicas(region)
+        if found:
+            return found
+        for machine in self._standing():
+            for intent in region.workloads.intents:
+                if self._ready(intent.key) and (code := await self.operators.request(machine.name, intent.key)):
+                    found.append(f"{machine.name} answers {intent.key} with {code}")
+        return found
+
+    def settled(self) -> tuple[object, ...]:
+        """What must not change once the region has converged."""
+        region = self.region
+        starts = sum(event.kind == "worker.start" for event in self.world.history.events)
+        versions = () if region is None else tuple((n, each.version) for n, each in region.workloads.desired.items())
+        return starts, versions
+
+    def _standing(self) -> list[Machine]:
+        return [machine for machine in self.machines if machine.name not in self.buried]
+
+    def _missing_at(self, region: Region, machine: Machine) -> list[str]:
+        name = machine.name
+        state = region.fleet.fleet.nodes.get(name)
+        if machine.supervisor is None or not machine.supervisor.alive:
+            return [f"{name} is down"]
+        if state is None or not state.connected or state.liveness is not Liveness.READY:
+            return [f"{name} is not seen: {state and (state.liveness, state.connected)}"]
+        wanted = region.workloads.desired.get(name)
+        held = self.supervisors[name].snapshot.version
+        if wanted is None or held != wanted.version:
+            return [f"{name} holds {held}, wanted is {wanted and wanted.version}"]
+        found = [] if machine.front.alive else [f"{name}'s front is down"]
+        assigned = {each.id for each in wanted.assignments}
+        found += [f"{other} still runs on {name}" for other in sorted(machine.workers) if other not in assigned]
+        for intent in region.workloads.intents:
+            route = machine.front.routes.get(intent.key)
+            routed = {each.assignment for each in route.endpoints} if route else set()
+            if routed != self._ready(intent.key):
+                found.append(
+                    f"{name} routes {intent.key} to {sorted(routed)}, ready are {sorted(self._ready(intent.key))}"
+                )
+        return found
+
+    def _missing_replicas(self, region: Region) -> list[str]:
+        """Counted apart from the placement: as many as spread, quota and sound models allow must be ready."""
+        found: list[str] = []
+        room = 0
+        total = 0
+        for intent in region.workloads.intents:
+            ready, most = len(self._ready(intent.key)), self._most(intent)
+            room, total = room + most, total + ready
+            if ready > most:
+                found.append(f"{intent.key} has {ready} replicas, at most {most} can be")
+            plan = region.workloads.plan_now.of(intent.key) if region.workloads.plan_now else None
+            if plan is None or plan.placed != ready:
+                found.append(f"{intent.key} has {ready} ready replicas, planned are {plan and plan.placed}")
+        wanted = min(room, self.operators.quota)
+        if total != wanted:
+            found.append(f"{total} replicas are ready, {wanted} can be")
+        return found
+
+    def _most(self, intent: Intent) -> int:
+        if any(self.spec.behaviours[model.digest].crash_at_load == 1.0 for model in intent.models):
+            return 0
+        nodes = [machine for machine in self._standing() if machine.chips]
+        devices = sum(len(machine.chips) for machine in nodes)
+        most = {Spread.NODE: len(nodes), Spread.DEVICE: devices, Spread.NONE: devices}[intent.require.spread]
+        return min(intent.require.replicas, most)
+
+    def _ready(self, workload: WorkloadKey) -> set[str]:
+        return {
+            name
+            for machine in self._standing()
+            for name, worker in machine.workers.items()
+            if worker.ready is not None and worker.assignment.workload == workload
+        }
+
+
+class Signer:
+    """The Signer port; signatures are checked where links are real."""
+
+    def sign_receipt(self, receipt: Receipt) -> SignedReceipt:
+        return nouns.signed(receipt, b"simulated")
+
+
+class Ids:
+    """The Ids port: names from the seed."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._chance = world.chance.stream(f"ids-{world.now()}")
+        self._process = process
+
+    def name(self, kind: str) -> str:
+        self._process.check()
+        return f"{kind}-{self._chance.token(8)}"
+
+    def secret(self) -> str:
+        self._process.check()
+        return self._chance.token(32)
+
+
+def _quiet(event: str, *, error: bool = False, **fields: str | float | None) -> None:
+    """What the supervisor logs is told by its effects here."""
