@@ -77,8 +77,9 @@ def digest_of(content: bytes) -> str:
 def file_in(package: str, name: str) -> Path:
     """A file that comes with an installed package, which is not imported."""
     found = find_spec(package)
-    assert found is not None and found.submodule_search_locations, f"{package} is not installed"
-    return Path(found.submodule_search_locations[0]) / name
+    places = found.submodule_search_locations if found else None
+    assert places, f"{package} is not installed"
+    return Path(places[0]) / name
 
 
 def real_models() -> dict[str, Path]:

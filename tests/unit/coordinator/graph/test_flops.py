@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from harness.crafted import FLOAT, INT64, digest_of, graph, ints, model, tensor, weight
 from onnx import NodeProto, TensorProto, helper
+
+from harness.crafted import FLOAT, INT64, digest_of, graph, ints, model, tensor, weight
 from shoal.coordinator.core.graph import profile_of
 from shoal.types.profile import ModelProfile, OperatorCost
 

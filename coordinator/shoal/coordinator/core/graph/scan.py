@@ -59,8 +59,9 @@ def scan(content: bytes, rules: Rules) -> Refusal | None:
 
 
 def _fields(content: bytes, rules: Rules) -> Refusal | None:
-    node = _table(NodeProto.DESCRIPTOR.full_name)
-    stack: list[tuple[int, Table]] = [(len(content), _table(ModelProto.DESCRIPTOR.full_name))]
+    tables = _tables()
+    node = tables[NodeProto.DESCRIPTOR.full_name]
+    stack: list[tuple[int, Table]] = [(len(content), tables[ModelProto.DESCRIPTOR.full_name])]
     at = fields = nodes = 0
     while stack:
         end, table = stack[-1]
@@ -119,12 +120,13 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 @cache
-def _table(name: str) -> Table:
-    """Filled after it is cached, since messages contain each other."""
-    return _fill(ModelProto.DESCRIPTOR, {})[name]
+def _tables() -> dict[str, Table]:
+    """By full name, for every message that a model can hold."""
+    return _fill(ModelProto.DESCRIPTOR, {})
 
 
 def _fill(descriptor: Any, tables: dict[str, Table]) -> dict[str, Table]:
+    """Entered before it is filled, since messages contain each other."""
     if descriptor.full_name not in tables:
         mine = tables[descriptor.full_name] = {}
         for field in descriptor.fields:

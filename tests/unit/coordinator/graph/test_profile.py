@@ -1,0 +1,227 @@
+"""What a profile says beyond FLOPs: interface, weights, precision, live tensors, branches, functions, metadata."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from harness.crafted import BOOL, FLOAT, INT64, digest_of, graph, ints, model, relu, tensor, weight
+from shoal.coordinator.core.graph import Rules, profile_of
+from shoal.types.codes import Code, Refusal
+from shoal.types.profile import ModelProfile, TensorSpec
+
+
+def profiled(made: ModelProto, rules: Rules | None = None) -> ModelProfile:
+    content = made.SerializeToString()
+    profile = profile_of(content, digest_of(content), rules or Rules())
+    assert isinstance(profile, ModelProfile), profile
+    return profile
+
+
+def chain(*operators: str) -> list[Any]:
+    return [helper.make_node(op, [f"t{i}"], [f"t{i + 1}"]) for i, op in enumerate(operators)]
+
+
+def test_interface_and_identity_are_read_as_they_stand() -> None:
+    made = model(
+        [helper.make_node("Cast", ["ids"], ["y"], to=FLOAT), helper.make_node("Identity", ["text"], ["same"])],
+        [tensor("ids", ["batch", None], INT64), tensor("text", [3], TensorProto.STRING)],
+        [tensor("y", ["batch", None]), tensor("same", [3], TensorProto.STRING)],
+        opset=17,
+    )
+    profile = profiled(made)
+    assert profile.inputs == (TensorSpec("ids", "INT64", (-1, -1)), TensorSpec("text", "BYTES", (3,)))
+    assert profile.outputs == (TensorSpec("y", "FP32", (-1, -1)), TensorSpec("same", "BYTES", (3,)))
+    assert profile.reference_shapes == {"ids": (1, 128), "text": (3,)}
+    assert (profile.opset, profile.ir_version, profile.domains) == (17, 10, {"ai.onnx": 17})
+    assert profile.producer == "crafted"
+    assert profile.size_bytes == len(made.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (TensorProto.BOOL, "BOOL"), (TensorProto.UINT8, "UINT8"), (TensorProto.UINT16, "UINT16"),
+        (TensorProto.UINT32, "UINT32"), (TensorProto.UINT64, "UINT64"), (TensorProto.INT8, "INT8"),
+        (TensorProto.INT16, "INT16"), (TensorProto.INT32, "INT32"), (TensorProto.INT64, "INT64"),
+        (TensorProto.FLOAT16, "FP16"), (TensorProto.FLOAT, "FP32"), (TensorProto.DOUBLE, "FP64"),
+        (TensorProto.STRING, "BYTES"), (TensorProto.BFLOAT16, "BF16"),
+    ],
+)  # fmt: skip
+def test_every_type_of_the_inference_protocol(dtype: int, name: str) -> None:
+    made = model([helper.make_node("Identity", ["x"], ["y"])], [tensor("x", [2], dtype)], [tensor("y", [2], dtype)])
+    assert profiled(made).inputs[0].dtype == name
+
+
+def test_weights_are_initializers_and_constants_and_decide_the_precision() -> None:
+    """int8 weights of 64 bytes outweigh fp32 scales of 2 x 4; indices of 80 bytes say nothing."""
+    made = model(
+        [
+            helper.make_node("Constant", [], ["zero"], value=weight("", (), np.int8)),
+            helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["f"]),
+            helper.make_node("MatMul", ["x", "f"], ["m"]),
+            helper.make_node("Mul", ["m", "gain"], ["n"]),
+            helper.make_node("Gather", ["n", "at"], ["y"], axis=1),
+        ],
+        [tensor("x", ["N", 8])],
+        [tensor("y", None)],
+        [weight("w", (8, 8), np.int8), weight("scale", ()), weight("gain", (1,)), ints("at", [0] * 10)],
+    )
+    profile = profiled(made)
+    assert profile.weight_bytes == 64 + 4 + 4 + 80 + 1
+    assert profile.precision == "int8"
+
+
+def test_without_weights_the_precision_is_that_of_the_input() -> None:
+    half = model(chain("Relu"), [tensor("t0", [2], TensorProto.FLOAT16)], [tensor("t1", [2], TensorProto.FLOAT16)])
+    assert profiled(half).precision == "fp16"
+
+
+def test_a_tensor_lives_from_its_maker_to_its_last_reader() -> None:
+    """The input (1) is held; two of the big intermediates (100 each) live at once, never three."""
+    made = model(
+        [
+            helper.make_node("Expand", ["t0", "hundred"], ["t1"]),
+            *[helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"]) for i in range(1, 5)],
+            helper.make_node("ReduceMax", ["t5"], ["y"]),
+        ],
+        [tensor("t0", [1])],
+        [tensor("y", None)],
+        [ints("hundred", [100])],
+    )
+    assert profiled(made).activation_bytes == 4 * (1 + 200)
+
+
+def test_a_tensor_that_is_read_late_is_held_until_then() -> None:
+    """t1 stays for the last addition: at it t1, t4 and the sum live, beside the input."""
+    made = model(
+        [*chain("Relu", "Exp", "Neg", "Abs"), helper.make_node("Add", ["t1", "t4"], ["y"])],
+        [tensor("t0", [10])],
+        [tensor("y", [10])],
+    )
+    assert profiled(made).activation_bytes == 4 * 10 * 4
+
+
+def test_a_view_lives_in_its_inputs_memory() -> None:
+    made = model(
+        [
+            helper.make_node("Relu", ["x"], ["a"]),
+            helper.make_node("Flatten", ["a"], ["b"]),
+            helper.make_node("Exp", ["b"], ["c"]),
+            helper.make_node("Add", ["b", "c"], ["y"]),
+        ],
+        [tensor("x", [2, 5])],
+        [tensor("y", [2, 5])],
+    )
+    assert profiled(made).activation_bytes == 4 * 10 * 4  # x, a (which b is), c, y
+
+
+def branches(condition: str) -> ModelProto:
+    """then: 100 elements doubled (100 FLOPs); else: 10 elements reduced three times (30)."""
+    then = graph([helper.make_node("Add", ["big", "big"], ["r"])], [], [tensor("r", None)])
+    other = graph(
+        [
+            helper.make_node("Relu", ["small"], ["p"]),
+            helper.make_node("Relu", ["p"], ["q"]),
+            helper.make_node("Relu", ["q"], ["r2"]),
+        ],
+        [],
+        [tensor("r2", None)],
+    )
+    return model(
+        [helper.make_node("If", [condition], ["y"], then_branch=then, else_branch=other)],
+        [tensor("big", [100]), tensor("small", [10]), tensor("asked", [], BOOL)],
+        [tensor("y", None)],
+        [helper.make_tensor("never", BOOL, [], [False])],
+    )
+
+
+def test_of_an_unknown_branch_the_dearer_counts_and_both_are_listed() -> None:
+    profile = profiled(branches("asked"))
+    assert profile.flops == 100
+    assert profile.operators == ("Add", "If", "Relu")
+
+
+def test_a_constant_condition_decides_the_branch() -> None:
+    assert profiled(branches("never")).flops == 30
+
+
+def test_a_function_is_counted_at_every_call_with_its_attributes() -> None:
+    """Scale(x; axis) = Softmax(x, axis) + x: 5 n + n, called twice on 12 elements."""
+    softmax = helper.make_node("Softmax", ["a"], ["s"])
+    softmax.attribute.add(name="axis", ref_attr_name="along", type=2)
+    function = helper.make_function(
+        "own", "Scale", ["a"], ["b"], [softmax, helper.make_node("Add", ["s", "a"], ["b"])],
+        [helper.make_opsetid("", 18)], ["along"],
+    )  # fmt: skip
+    calls = [
+        helper.make_node("Scale", ["x"], ["t"], domain="own", along=0),
+        helper.make_node("Scale", ["t"], ["y"], domain="own", along=1),
+    ]
+    profile = profiled(
+        model(calls, [tensor("x", [3, 4])], [tensor("y", [3, 4])], domains={"own": 1}, functions=[function])
+    )
+    assert profile.flops == 2 * 6 * 12
+    assert profile.operators == ("Add", "Softmax")
+    assert profile.confident
+
+
+def test_shapes_computed_from_shapes_are_followed() -> None:
+    """Reshape to [batch, rest / 2, 2] by Shape, Gather, Div, Concat, as exporters write it."""
+    made = model(
+        [
+            helper.make_node("Shape", ["x"], ["s"]),
+            helper.make_node("Gather", ["s", "first"], ["n"]),
+            helper.make_node("Gather", ["s", "second"], ["w"]),
+            helper.make_node("Div", ["w", "two"], ["h"]),
+            helper.make_node("Concat", ["n", "h", "two"], ["to"], axis=0),
+            helper.make_node("Reshape", ["x", "to"], ["r"]),
+            helper.make_node("MatMul", ["r", "m"], ["y"]),
+        ],
+        [tensor("x", ["N", 64])],
+        [tensor("y", None)],
+        [ints("first", [0]), ints("second", [1]), ints("two", [2]), weight("m", (2, 3))],
+    )
+    profile = profiled(made)
+    assert next(c for c in profile.costs if c.operator == "MatMul").flops == 2 * 32 * 3 * 2
+    assert profile.confident
+
+
+def test_sizes_that_fit_the_network_are_found() -> None:
+    """The height must become 1 after a pool of 48: only a line of text fits, though the model does not say so."""
+    made = model(
+        [
+            helper.make_node("AveragePool", ["x"], ["p"], kernel_shape=[48, 1]),
+            helper.make_node("Squeeze", ["p", "axis"], ["s"]),
+            helper.make_node("Relu", ["s"], ["y"]),
+        ],
+        [tensor("x", ["N", 3, None, None])],
+        [tensor("y", None)],
+        [ints("axis", [2])],
+    )
+    profile = profiled(made)
+    assert profile.reference_shapes["x"] == (1, 3, 48, 320)
+    assert profile.confident
+
+
+def test_a_shape_that_depends_on_data_is_admitted() -> None:
+    made = model(
+        [helper.make_node("NonZero", ["x"], ["at"]), helper.make_node("Abs", ["at"], ["y"])],
+        [tensor("x", [4])],
+        [tensor("y", None, INT64)],
+    )
+    assert not profiled(made).confident
+
+
+def test_long_metadata_stays_in_the_model() -> None:
+    made = relu()
+    helper.set_model_props(made, {"task": "ocr", "character": "x" * 5000})
+    assert profiled(made).metadata == {"task": "ocr"}
+
+
+def test_what_one_run_holds_is_limited() -> None:
+    content = relu().SerializeToString()
+    refused = profile_of(content, digest_of(content), Rules(max_activation_bytes=16))  # type: ignore[arg-type]
+    assert isinstance(refused, Refusal)
+    assert refused.code is Code.MODEL_INVALID
