@@ -137,11 +137,12 @@ class Catalog:
         )
 
     def facts(self, region: str) -> RegionFacts:
-        stored = self.documents.get(DocumentKey("Region", region))
-        if stored is None or not isinstance(stored.value, Region):
-            return RegionFacts(region)
-        location = stored.value.spec.location
-        return RegionFacts(region, (location.residency or "") if location is not None else "")
+        document = self.region(region)
+        return RegionFacts(region, (document.spec.location.residency or "") if document is not None else "")
+
+    def region(self, name: str) -> Region | None:
+        stored = self.documents.get(DocumentKey("Region", name))
+        return stored.value if stored is not None and isinstance(stored.value, Region) else None
 
     def users_of(self, digest: str) -> tuple[str, ...]:
         """Workloads that are pinned to a model."""

@@ -13,7 +13,7 @@ from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.judge import judge
-from shoal.coordinator.core.fleet.state import Fleet, LivenessChange, NodeState, Timing
+from shoal.coordinator.core.fleet.state import Fleet, LivenessChange, NodeState
 from shoal.coordinator.core.fleet.updates import (
     connected,
     cordoned,
@@ -65,11 +65,10 @@ class FleetController:
         truth: Truth,
         clock: Clock,
         meter: Meter,
-        timing: Timing,
         changed: Callable[[], None],
     ) -> None:
         """changed: called when something happened that placement or routes may depend on."""
-        self.fleet = Fleet(timing=timing)
+        self.fleet = Fleet()
         self.unsent: set[str] = set()
         """Nodes whose session has not been sent its desired set yet."""
         self._store = store

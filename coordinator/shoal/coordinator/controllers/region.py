@@ -13,7 +13,6 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
-from shoal.coordinator.core.fleet.state import DEFAULTS, Timing
 from shoal.coordinator.ports import AgentLinks, Blobs, Clock, Ids, Inspector, Meter, StaleRevision, Store
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.units import Elapsed, Seconds
@@ -27,14 +26,11 @@ RETRY_S: Final = Seconds(1.0)
 class RegionConfig:
     """name: the region's. seed: of every choice that placement leaves open.
 
-    heartbeat_s, lost_after_s: while no workload's policy asks for its own. tick_s: how often silence is judged.
-    step_s: at most so long between two looks at everything; what happens is acted on at once. events_kept, audit_kept:
-    entries, the oldest go first.
+    tick_s: how often silence is judged. step_s: at most so long between two looks at everything; what happens is acted
+    on at once. events_kept, audit_kept: entries, the oldest go first.
     """
 
     name: str
-    heartbeat_s: Seconds = DEFAULTS.heartbeat_s
-    lost_after_s: Seconds = DEFAULTS.lost_after_s
     tick_s: Seconds = TICK_S
     step_s: Seconds = STEP_S
     seed: int = 0
@@ -73,10 +69,9 @@ class Region:
         self._meter = meter
         self._dirty = asyncio.Event()
         self._stopping = False
-        timing = Timing(config.heartbeat_s, config.lost_after_s)
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
         self.truth = Truth(config.name, store, self.events, ids, meter)
-        self.fleet = FleetController(store, links, self.truth, clock, meter, timing, self._dirty.set)
+        self.fleet = FleetController(store, links, self.truth, clock, meter, self._dirty.set)
         self.workloads = WorkloadsController(
             config.name,
             store,
@@ -85,7 +80,6 @@ class Region:
             self.fleet,
             clock,
             meter,
-            defaults=timing,
             seed=config.seed,
             changed=self._dirty.set,
         )

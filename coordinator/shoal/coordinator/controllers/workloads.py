@@ -31,7 +31,7 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.model import Content, Happened, Memory, Wait, World
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
-from shoal.policies import Problem
+from shoal.policies import Problem, node_price
 from shoal.types.assignment import Credential, DesiredSet
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
@@ -42,8 +42,6 @@ MEMORY: Final = "memory"
 RESEND_BEATS: Final = 3
 """A node that still reports another version this many beats after it was sent one is sent it again."""
 PLANS_KEPT: Final = 32
-COST_LABEL: Final = "usd_per_h"
-"""A device's attribute, else a node's label: what one hour of the device costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +192,17 @@ class WorkloadsController:
 
     @property
     def costs(self) -> dict[Slot, UsdPerHour]:
-        return _costs(self._fleet.fleet.nodes)
+        return self._costs(self.catalog)
+
+    def _costs(self, catalog: Catalog) -> dict[Slot, UsdPerHour]:
+        """A node's price counts for each of its devices; absent where it is unknown."""
+        region = catalog.region(self._region)
+        return {
+            Slot(name, device.name): price
+            for name, state in self._fleet.fleet.nodes.items()
+            if (price := node_price(state.node.labels, region)) is not None
+            for device in state.node.devices
+        }
 
     def explained(self, catalog: Catalog | None = None) -> Plan:
         """The plan as it would be computed now, with every candidate."""
@@ -245,7 +253,7 @@ class WorkloadsController:
             },
             memory=self._memory,
             quotas=catalog.quotas,
-            costs=self.costs,
+            costs=self._costs(catalog),
             documents=catalog.refs,
             seed=self._seed,
         )
@@ -310,21 +318,6 @@ class WorkloadsController:
         self._plans[plan.hash] = _decisions(plan)
         while len(self._plans) > PLANS_KEPT:
             del self._plans[next(iter(self._plans))]
-
-
-def _costs(nodes: Mapping[str, NodeState]) -> dict[Slot, UsdPerHour]:
-    """What nodes say their devices cost; unreadable or negative figures are unknown."""
-    costs = {}
-    for name, state in nodes.items():
-        for device in state.node.devices:
-            text = device.attributes.get(COST_LABEL) or state.node.labels.get(COST_LABEL)
-            try:
-                cost = float(text) if text else -1.0
-            except ValueError:
-                continue
-            if 0 <= cost < 1e6:
-                costs[Slot(name, device.name)] = UsdPerHour(cost)
-    return costs
 
 
 def _decisions(plan: Plan) -> tuple[str, ...]:

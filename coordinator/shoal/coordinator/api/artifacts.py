@@ -1,0 +1,90 @@
+"""Model bytes in and out."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from shoal.coordinator.api.views import model_view
+from shoal.coordinator.controllers.models import Pushed, unknown_model
+from shoal.coordinator.controllers.region import Region
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.units import Bytes
+from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
+from shoal.wire.identity import identity_of_context
+from shoal.wire.limits import CHUNK_BYTES
+
+Chunks = AsyncIterator[artifacts_pb2.PushChunk]
+
+
+class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    async def Fetch(self, request: artifacts_pb2.FetchRequest, context: Any) -> AsyncIterator[artifacts_pb2.FetchChunk]:
+        identity = identity_of_context(context)
+        if identity.role is not Role.OPERATOR and request.digest not in self._wanted_by(identity.name):
+            raise ShoalError(unknown_model(request.digest))
+        size, chunks = await self._region.models.fetch(request.digest, request.offset)
+        yield artifacts_pb2.FetchChunk(size=size)
+        async for data in chunks:
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield artifacts_pb2.FetchChunk(size=size, data=data[start : start + CHUNK_BYTES])
+
+    async def Push(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
+        head = await _head(request_iterator)
+        actor = identity_of_context(context).uri
+        pushed = await self._region.models.push(
+            head.name, Bytes(head.size), head.digest, _data(request_iterator), actor=actor
+        )
+        await self._region.events.audit(actor, "Push", pushed.model.digest, "existed" if pushed.existed else "stored")
+        return self._reply(pushed)
+
+    async def Inspect(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
+        head = await _head(request_iterator)
+        return self._reply(await self._region.models.inspect(Bytes(head.size), head.digest, _data(request_iterator)))
+
+    async def List(self, request: artifacts_pb2.ListModelsRequest, context: Any) -> artifacts_pb2.ListModelsReply:
+        catalog = self._region.workloads.catalog
+        if request.name:
+            digest = catalog.digest_of(request.name)
+            if digest is None:
+                raise ShoalError(unknown_model(request.name))
+            return artifacts_pb2.ListModelsReply(models=[model_view(catalog, catalog.models[digest], request.name)])
+        views = [
+            model_view(catalog, model, name) for model in catalog.models.values() for name in (model.names or ("",))
+        ]
+        return artifacts_pb2.ListModelsReply(models=sorted(views, key=lambda view: (view.name, view.digest)))
+
+    async def Remove(self, request: artifacts_pb2.RemoveModelRequest, context: Any) -> artifacts_pb2.RemoveModelReply:
+        actor = identity_of_context(context).uri
+        digest, bytes_removed = await self._region.models.remove(request.name, actor)
+        await self._region.events.audit(actor, "Remove", digest, "removed" if bytes_removed else "renamed")
+        return artifacts_pb2.RemoveModelReply(digest=digest, bytes_removed=bytes_removed)
+
+    def _reply(self, pushed: Pushed) -> artifacts_pb2.PushReply:
+        return artifacts_pb2.PushReply(
+            model=model_view(self._region.workloads.catalog, pushed.model), existed=pushed.existed
+        )
+
+    def _wanted_by(self, node: str) -> frozenset[str]:
+        """A node may fetch what it was asked to run or keep, and nothing else."""
+        desired = self._region.workloads.desired.get(node)
+        if desired is None:
+            return frozenset()
+        return frozenset({*desired.pins, *(assignment.model for assignment in desired.assignments)})
+
+
+async def _head(chunks: Chunks) -> artifacts_pb2.PushHead:
+    first = await anext(chunks, None)
+    if first is None or first.WhichOneof("part") != "head" or first.head.size <= 0:
+        raise refuse(
+            Code.MESSAGE_INVALID, "a push without its head", "name, size and digest first", "use `shoal model push`"
+        )
+    return first.head
+
+
+async def _data(chunks: Chunks) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        if chunk.WhichOneof("part") != "data":
+            raise refuse(Code.MESSAGE_INVALID, "a second head", "bytes after the head", "use `shoal model push`")
+        yield chunk.data

@@ -1,0 +1,225 @@
+"""The operator API: what the command line, scripts and the dashboard call. Each change leaves an audit entry."""
+
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Any, Final
+
+from shoal.coordinator.api import views
+from shoal.coordinator.controllers import doctor
+from shoal.coordinator.controllers.catalog import DocumentKey
+from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
+from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.ports import Clock, Store
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.workload import WorkloadKey
+from shoal.v1 import nouns_pb2, operator_pb2, operator_pb2_grpc
+from shoal.wire.identity import identity_of_context
+
+KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", "region": "Region"}
+LISTS: Final = {"policies": "Policy", "tenants": "Tenant", "regions": "Region"}
+EVENTS_MOST: Final = 10_000
+
+
+class OperatorService(operator_pb2_grpc.OperatorServicer):
+    def __init__(self, region: Region, enrolment: Enrolment, store: Store, clock: Clock) -> None:
+        self._region = region
+        self._enrolment = enrolment
+        self._store = store
+        self._clock = clock
+
+    async def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
+        identity = identity_of_context(context)
+        gateways = [
+            state.node
+            for _, state in sorted(self._region.fleet.fleet.nodes.items())
+            if state.node.role is Role.GATEWAY and state.connected
+        ]
+        return operator_pb2.WhoAmIReply(
+            region=identity.region,
+            role=identity.role,
+            name=identity.name,
+            certificate_expires_at=identity.not_after,
+            version=version("shoal-coordinator"),
+            history=self._region.truth.history,
+            term=self._region.truth.term,
+            gateways_grpc=[node.grpc_address for node in gateways],
+            gateways_rest=[node.rest_address for node in gateways],
+            gateways_token=[node.token_address for node in gateways],
+        )
+
+    async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
+        actor = identity_of_context(context).uri
+        planned = self._region.workloads.plan(_texts(request.documents), dict(request.digests), actor)
+        return views.plan_view(planned, self._clock.wall())
+
+    async def Apply(self, request: operator_pb2.ApplyRequest, context: Any) -> operator_pb2.ApplyReply:
+        actor = identity_of_context(context).uri
+        applied = await self._region.workloads.apply(
+            _texts(request.documents), dict(request.digests), request.plan_hash, actor
+        )
+        outcome = "stale" if applied.stale else "refused" if applied.planned.problems else "applied"
+        names = ", ".join(f"{change.kind} {change.name}" for change in applied.planned.documents)
+        await self._region.events.audit(actor, "Apply", names, outcome)
+        return operator_pb2.ApplyReply(
+            problems=[views.problem_view(problem) for problem in applied.planned.problems],
+            plan=views.plan_view(applied.planned, self._clock.wall()),
+            stale=applied.stale,
+            revision=applied.revision,
+        )
+
+    async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
+        found = await self._listed(request.kind)
+        if request.name or request.tenant:
+            _filter(found, request.name, request.tenant)
+            if request.name and not found.ListFields():
+                code = Code.NODE_UNKNOWN if request.kind == "nodes" else Code.NOT_FOUND
+                raise refuse(
+                    code,
+                    f"{request.kind} {request.name!r:.120}",
+                    "one that is listed",
+                    f"see `shoal get {request.kind}`",
+                )
+        return found
+
+    async def Delete(self, request: operator_pb2.DeleteRequest, context: Any) -> operator_pb2.DeleteReply:
+        actor = identity_of_context(context).uri
+        match request.kind:
+            case "node":
+                revision = await self._region.fleet.forget(request.name, actor)
+            case "token":
+                revision = await self._enrolment.revoke(request.name, actor)
+                await self._region.workloads.load_credentials()
+            case "workload":
+                name = str(WorkloadKey(request.tenant or "default", request.name))
+                revision = await self._region.workloads.delete(DocumentKey("Workload", name), actor)
+            case kind if kind in KINDS:
+                revision = await self._region.workloads.delete(DocumentKey(KINDS[kind], request.name), actor)
+            case _:
+                raise _unknown_kind(request.kind, (*KINDS, "node", "token"))
+        await self._region.events.audit(actor, "Delete", f"{request.kind} {request.name}", "deleted")
+        return operator_pb2.DeleteReply(revision=revision)
+
+    async def Explain(self, request: operator_pb2.ExplainRequest, context: Any) -> operator_pb2.ExplainReply:
+        controller, fleet = self._region.workloads, self._region.fleet.fleet
+        key = WorkloadKey(request.workload.tenant or "default", request.workload.name)
+        plan = controller.explain(key)
+        listed = [view for view in views.workload_views(controller, fleet) if _key(view.workload) == key]
+        return operator_pb2.ExplainReply(
+            plan=views.workload_plan_view(plan),
+            workload=listed[0] if listed else None,
+            placements=views.placement_views(controller, fleet, controller.explained(), key),
+        )
+
+    async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
+        actor = identity_of_context(context).uri
+        await self._region.fleet.cordon(request.node, request.cordoned, actor)
+        await self._region.events.audit(actor, "Cordon", request.node, "cordoned" if request.cordoned else "uncordoned")
+        state = self._region.fleet.fleet.nodes[request.node]
+        return operator_pb2.CordonReply(
+            node=views.node_view(
+                state,
+                self._region.workloads.desired.get(request.node),
+                await self._enrolment.expiry_of(state.node.role, request.node),
+            )
+        )
+
+    async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
+        if request.follow:
+            async for event in self._region.events.follow(request.after):
+                yield views.event_view(event)
+            return
+        limit = min(request.limit or EVENTS_MOST, EVENTS_MOST)
+        for event in await self._region.events.past(request.after, limit):
+            yield views.event_view(event)
+
+    async def CreateToken(
+        self, request: operator_pb2.CreateTokenRequest, context: Any
+    ) -> operator_pb2.CreateTokenReply:
+        actor = identity_of_context(context).uri
+        created = await self._enrolment.create(request.role, request.name, request.valid_s, actor)
+        if request.role == BEARER:
+            await self._region.workloads.load_credentials()
+        await self._region.events.audit(actor, "CreateToken", created.id, f"{request.role} {request.name}".strip())
+        return operator_pb2.CreateTokenReply(id=created.id, token=created.text, expires_at=created.expires_at)
+
+    async def Doctor(self, request: operator_pb2.DoctorRequest, context: Any) -> operator_pb2.DoctorReply:
+        reply = operator_pb2.DoctorReply()
+        async for check in doctor.examine(self._region, self._store):
+            view = reply.checks.add(component=check.component, name=check.name, ok=check.refusal is None)
+            if check.refusal is not None:
+                view.refusal.CopyFrom(views.refusal_view(check.refusal))
+        return reply
+
+    async def _listed(self, kind: str) -> operator_pb2.GetReply:
+        controller, fleet = self._region.workloads, self._region.fleet.fleet
+        reply = operator_pb2.GetReply()
+        match kind:
+            case "nodes":
+                for name, state in sorted(fleet.nodes.items()):
+                    ends = await self._enrolment.expiry_of(state.node.role, name)
+                    reply.nodes.append(views.node_view(state, controller.desired.get(name), ends))
+            case "devices":
+                costs = controller.costs
+                for name, state in sorted(fleet.nodes.items()):
+                    reply.devices.extend(views.device_views(state, controller.desired.get(name), costs))
+            case "workloads":
+                reply.workloads.extend(views.workload_views(controller, fleet))
+            case "placements":
+                reply.placements.extend(views.placement_views(controller, fleet, controller.explained()))
+            case "tokens":
+                reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
+            case "events":
+                reply.events.extend(views.event_view(event) for event in await self._region.events.past(0, EVENTS_MOST))
+            case kind if kind in LISTS:
+                reply.documents.extend(
+                    views.document_view(stored)
+                    for key, stored in sorted(controller.catalog.documents.items())
+                    if key.kind == LISTS[kind]
+                )
+            case _:
+                raise _unknown_kind(kind, ("nodes", "devices", "workloads", "placements", "tokens", "events", *LISTS))
+        return reply
+
+
+def _texts(documents: Any) -> list[tuple[str, str]]:
+    return [(document.name, document.text) for document in documents]
+
+
+def _filter(reply: operator_pb2.GetReply, name: str, tenant: str) -> None:
+    """Leaves what has this name and tenant, in whichever list was filled."""
+    for field, values in reply.ListFields():
+        kept = [value for value in values if _matches(field.name, value, name, tenant)]
+        reply.ClearField(field.name)
+        getattr(reply, field.name).extend(kept)
+
+
+def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
+    match field:
+        case "nodes":
+            return value.node.name == name or not name
+        case "devices":
+            return name in ("", value.node, f"{value.node}/{value.device.name}")
+        case "workloads":
+            return name in ("", value.workload.name) and tenant in ("", value.workload.tenant)
+        case "placements":
+            workload = value.assignment.workload
+            return name in ("", workload.name, value.assignment.id) and tenant in ("", workload.tenant)
+        case "documents":
+            return name in ("", value.name)
+        case "tokens":
+            return name in ("", value.id, value.name)
+        case "events":
+            return name in ("", value.subject, value.node, value.workload.name) and tenant in (
+                "",
+                value.workload.tenant,
+            )
+    return False
+
+
+def _key(key: nouns_pb2.WorkloadKey) -> WorkloadKey:
+    return WorkloadKey(key.tenant, key.name)
+
+
+def _unknown_kind(kind: str, known: tuple[str, ...]) -> ShoalError:
+    return refuse(Code.KIND_UNKNOWN, f"kind {kind!r:.40}", f"one of {', '.join(known)}", "choose one of these")

@@ -1,0 +1,380 @@
+"""What the region knows, as the operator API shows it. Pure: values in, messages out."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from shoal.coordinator.controllers.catalog import Catalog, DocumentChange, DocumentKey, ModelRecord, StoredDocument
+from shoal.coordinator.controllers.enrolment import Token
+from shoal.coordinator.controllers.events import Event
+from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.placement.model import Candidate, Plan, WorkloadPlan
+from shoal.coordinator.core.prediction.model import Interval, Prediction
+from shoal.coordinator.core.workloads.model import Wait
+from shoal.policies import Problem
+from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import Device
+from shoal.types.units import UsdPerHour, Wall
+from shoal.types.workload import Intent, WorkloadKey
+from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
+from shoal.wire.nouns import to_wire
+
+READY: Final = "ready"
+PROGRESSING: Final = "progressing"
+PENDING: Final = "pending"
+DELETING: Final = "deleting"
+
+
+def refusal_view(refusal: Refusal) -> nouns_pb2.Refusal:
+    return nouns_pb2.Refusal(code=refusal.code, found=refusal.found, asked=refusal.asked, remedy=refusal.remedy)
+
+
+def key_view(key: WorkloadKey | None) -> nouns_pb2.WorkloadKey | None:
+    return None if key is None else nouns_pb2.WorkloadKey(tenant=key.tenant, name=key.name)
+
+
+def event_view(event: Event) -> operator_pb2.Event:
+    return operator_pb2.Event(
+        sequence=event.sequence,
+        at=event.at,
+        code=event.code,
+        subject=event.subject,
+        message=event.message,
+        actor=event.actor,
+        node=event.node,
+        workload=key_view(event.workload),
+    )
+
+
+def token_view(token: Token) -> operator_pb2.TokenView:
+    return operator_pb2.TokenView(
+        id=token.id,
+        role=token.role,
+        name=token.name,
+        expires_at=token.expires_at,
+        used_at=token.used_at or 0.0,
+        used_by=token.used_by,
+    )
+
+
+def document_view(stored: StoredDocument) -> operator_pb2.DocumentView:
+    return operator_pb2.DocumentView(
+        kind=stored.kind,
+        name=stored.name,
+        revision=stored.revision,
+        applied_at=stored.applied_at,
+        applied_by=stored.applied_by,
+        text=stored.text,
+    )
+
+
+def model_view(catalog: Catalog, model: ModelRecord, name: str | None = None) -> artifacts_pb2.Model:
+    shown = name if name is not None else next(iter(model.names), "")
+    return artifacts_pb2.Model(
+        name="" if shown == model.digest else shown,
+        digest=model.digest,
+        size_bytes=model.profile.size_bytes,
+        pushed_at=model.pushed_at,
+        pushed_by=model.pushed_by,
+        profile=to_wire(model.profile),
+        used_by=[key_view(WorkloadKey(*user.split("/", 1))) for user in catalog.users_of(model.digest)],
+    )
+
+
+def node_view(state: NodeState, desired: DesiredSet | None, certificate_ends: Wall | None) -> operator_pb2.NodeView:
+    view = operator_pb2.NodeView(
+        node=to_wire(state.node),
+        liveness=state.liveness,
+        cordoned=state.cordoned,
+        quarantined=state.quarantined,
+        last_seen=state.last_seen,
+        epoch=state.epoch,
+        certificate_expires_at=certificate_ends or 0.0,
+        front_ready=state.front_ready,
+    )
+    if (reason := _node_reason(state)) is not None:
+        view.reason.CopyFrom(refusal_view(reason))
+    if desired is not None:
+        view.desired.CopyFrom(to_wire(desired.version))
+    if state.version is not None:
+        view.observed.CopyFrom(to_wire(state.version))
+    return view
+
+
+def device_views(
+    state: NodeState, desired: DesiredSet | None, costs: Mapping[tuple[str, str], UsdPerHour]
+) -> Iterable[operator_pb2.DeviceView]:
+    assignments = desired.assignments if desired is not None else ()
+    for device in state.node.devices:
+        here = [each for each in assignments if each.device == device.name]
+        view = operator_pb2.DeviceView(
+            node=state.name,
+            device=to_wire(device),
+            committed_bytes=sum(each.memory_bytes for each in here),
+            liveness=state.liveness,
+            cost_usd_per_h=costs.get((state.name, device.name), float("nan")),
+            assignments=[each.id for each in here],
+        )
+        if (reading := state.readings.get(device.name)) is not None:
+            view.reading.CopyFrom(to_wire(reading))
+        if (receipt := state.receipts.get(device.name)) is not None:
+            view.receipt.CopyFrom(to_wire(receipt))
+        yield view
+
+
+def placement_views(
+    controller: WorkloadsController, fleet: Fleet, plan: Plan | None, wanted: WorkloadKey | None = None
+) -> list[operator_pb2.PlacementView]:
+    """plan: where predictions come from; None: without."""
+    predictions = _predictions(plan)
+    routed = _routed(controller.desired)
+    views = []
+    for node, desired in sorted(controller.desired.items()):
+        state = fleet.nodes.get(node)
+        for each in desired.assignments:
+            if wanted is not None and each.workload != wanted:
+                continue
+            device = state.device(each.device) if state is not None else None
+            observed = state.observed.get(each.id) if state is not None else None
+            views.append(_placement(node, each, state, device, observed, predictions, each.id in routed))
+    return sorted(views, key=lambda view: (view.assignment.workload.tenant, view.assignment.workload.name, view.node))
+
+
+def workload_views(controller: WorkloadsController, fleet: Fleet) -> list[operator_pb2.WorkloadView]:
+    """Every applied workload, and those that are deleted and not yet gone."""
+    views = [_workload(controller, fleet, intent) for intent in controller.intents]
+    applied = {intent.key for intent in controller.intents}
+    leaving = {each.workload for desired in controller.desired.values() for each in desired.assignments} - applied
+    for key in sorted(leaving):
+        view = operator_pb2.WorkloadView(workload=key_view(key), state=DELETING)
+        _explain_wait(view, [wait for wait in controller.waits if wait.workload == key])
+        views.append(view)
+    return views
+
+
+def plan_view(planned: Planned, wall: Wall) -> operator_pb2.PlanReply:
+    reply = operator_pb2.PlanReply(
+        problems=[problem_view(problem) for problem in planned.problems],
+        documents=[_change(change) for change in planned.documents],
+        computed_at=wall,
+    )
+    if planned.plan is not None:
+        reply.workloads.extend(workload_plan_view(workload) for workload in planned.plan.workloads)
+        reply.hash = planned.plan.hash
+        reply.changes = planned.plan.changes or bool(planned.documents)
+    return reply
+
+
+def problem_view(problem: Problem) -> operator_pb2.Problem:
+    return operator_pb2.Problem(
+        document=problem.text, line=problem.line, column=problem.column, refusal=refusal_view(problem.refusal)
+    )
+
+
+def workload_plan_view(plan: WorkloadPlan) -> operator_pb2.WorkloadPlan:
+    view = operator_pb2.WorkloadPlan(
+        workload=key_view(plan.workload),
+        policy=plan.policy,
+        wanted=plan.wanted,
+        placed=plan.placed,
+        candidates=[_candidate(candidate) for candidate in plan.candidates],
+        changes=[
+            operator_pb2.PlacementChange(
+                sign=change.sign,
+                node=change.node,
+                device=change.device,
+                model=change.model,
+                precision=change.precision,
+                assignment=change.assignment,
+                why=change.why,
+            )
+            for change in plan.changes
+        ],
+        relaxed=plan.relaxed,
+        nearest=plan.nearest,
+    )
+    if plan.refusal is not None:
+        view.refusal.CopyFrom(refusal_view(plan.refusal))
+    return view
+
+
+def _candidate(candidate: Candidate) -> operator_pb2.Candidate:
+    view = operator_pb2.Candidate(
+        node=candidate.node,
+        device=candidate.device,
+        model=candidate.model,
+        precision=candidate.precision,
+        emulated=candidate.emulated,
+        chosen=candidate.chosen,
+        current=candidate.current,
+        score=candidate.score,
+        terms=[
+            operator_pb2.ScoreTerm(
+                name=term.name, weight=term.weight, value=term.value, unit=term.unit, normalised=term.normalised
+            )
+            for term in candidate.terms
+        ],
+        cost_usd_per_h=candidate.cost_usd_per_h,
+        carbon_g_per_h=candidate.carbon_g_per_h,
+        nearest=candidate.nearest,
+        pareto=candidate.pareto,
+    )
+    if candidate.prediction is not None:
+        view.prediction.CopyFrom(_prediction(candidate.prediction))
+    if candidate.refusal is not None:
+        view.refusal.CopyFrom(refusal_view(candidate.refusal))
+    return view
+
+
+def _prediction(prediction: Prediction) -> operator_pb2.Prediction:
+    return operator_pb2.Prediction(
+        latency_p50_s=_estimate(prediction.latency_p50_s),
+        latency_p95_s=_estimate(prediction.latency_p95_s),
+        memory_bytes=_estimate(prediction.memory_bytes),
+        load_s=_estimate(prediction.load_s),
+        joules=_estimate(prediction.joules),
+        energy_source=prediction.energy_source,
+        basis=prediction.basis,
+    )
+
+
+def _estimate(interval: Interval) -> operator_pb2.Estimate:
+    return operator_pb2.Estimate(low=interval.low, mid=interval.mid, high=interval.high)
+
+
+def _change(change: DocumentChange) -> operator_pb2.DocumentChange:
+    return operator_pb2.DocumentChange(sign=change.sign, kind=change.kind, name=change.name, lines=change.lines)
+
+
+def _placement(
+    node: str,
+    assignment: Assignment,
+    state: NodeState | None,
+    device: Device | None,
+    observed: Observed | None,
+    predictions: Mapping[tuple[str, str, str], Prediction],
+    routed: bool,
+) -> operator_pb2.PlacementView:
+    view = operator_pb2.PlacementView(
+        assignment=to_wire(assignment),
+        node=node,
+        emulated=device is not None and device.emulated,
+        time_scale=device.time_scale if device is not None else 1.0,
+        liveness=state.liveness if state is not None else Liveness.LOST,
+        routed=routed,
+    )
+    if observed is not None:
+        view.observed.CopyFrom(to_wire(observed))
+    prediction = predictions.get((node, assignment.device, assignment.model))
+    if prediction is not None:
+        view.prediction.CopyFrom(_prediction(prediction))
+    return view
+
+
+def _predictions(plan: Plan | None) -> dict[tuple[str, str, str], Prediction]:
+    return {
+        (candidate.node, candidate.device, candidate.model): candidate.prediction
+        for workload in (plan.workloads if plan is not None else ())
+        for candidate in workload.candidates
+        if candidate.prediction is not None
+    }
+
+
+def _routed(desired: Mapping[str, DesiredSet]) -> frozenset[str]:
+    """Assignments that some front is told to send to."""
+    return frozenset(
+        endpoint.assignment
+        for each in desired.values()
+        for route in each.routes
+        for endpoint in route.endpoints
+        if endpoint.weight > 0
+    )
+
+
+def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> operator_pb2.WorkloadView:
+    key = intent.key
+    stored = controller.catalog.documents[DocumentKey("Workload", str(key))]
+    plan = controller.plan_now.of(key) if controller.plan_now is not None else None
+    wanted = plan.wanted if plan is not None else intent.require.replicas
+    ready = _ready(controller.desired, fleet, key)
+    waits = [wait for wait in controller.waits if wait.workload == key]
+    view = operator_pb2.WorkloadView(
+        workload=key_view(key),
+        revision=stored.revision,
+        policy=intent.policy,
+        models=[model.digest for model in intent.models],
+        wanted=wanted,
+        ready=ready,
+        state=PROGRESSING if plan is None else PENDING if plan.refusal is not None else READY,
+        ingress=_ingress(fleet, key),
+        document=stored.text,
+        relaxed=plan.relaxed if plan is not None else (),
+    )
+    if view.state == READY and (ready < wanted or plan is None or any(change.sign != "=" for change in plan.changes)):
+        view.state = PROGRESSING
+    if view.state != READY:
+        _explain_wait(view, waits)
+    if plan is not None and plan.refusal is not None:
+        view.reason.CopyFrom(refusal_view(plan.refusal))
+    return view
+
+
+def _explain_wait(view: operator_pb2.WorkloadView, waits: list[Wait]) -> None:
+    """The wait that lasts longest speaks for the workload."""
+    if waits:
+        wait = min(waits, key=lambda each: each.since)
+        view.reason.CopyFrom(refusal_view(Refusal(wait.code, wait.reason)))
+        view.since = wait.since
+        view.retry_at = wait.retry_at or 0.0
+        view.gives_up_at = wait.gives_up_at or 0.0
+
+
+def _ready(desired: Mapping[str, DesiredSet], fleet: Fleet, key: WorkloadKey) -> int:
+    """Replicas that are ready on a node that is heard, and not on their way out."""
+    count = 0
+    for node, each in desired.items():
+        state = fleet.nodes.get(node)
+        if state is None or state.liveness not in (Liveness.READY, Liveness.NEVER_SEEN):
+            continue
+        for assignment in each.assignments:
+            observed = state.observed.get(assignment.id)
+            if assignment.workload == key and not assignment.draining and observed is not None:
+                count += observed.phase is Phase.READY
+    return count
+
+
+def _ingress(fleet: Fleet, key: WorkloadKey) -> list[Any]:
+    """By origin, added up over the nodes where requests entered."""
+    sums: dict[str, Ingress] = {}
+    for state in fleet.nodes.values():
+        for each in state.ingress:
+            if each.workload == key:
+                sums[each.origin] = _added(sums.get(each.origin), each)
+    return [to_wire(sums[origin]) for origin in sorted(sums)]
+
+
+def _added(one: Ingress | None, other: Ingress) -> Ingress:
+    if one is None:
+        return other
+    return Ingress(
+        one.workload,
+        one.origin,
+        one.requests + other.requests,
+        one.answered + other.answered,
+        one.retried + other.retried,
+        one.refused + other.refused,
+        one.lost + other.lost,
+    )
+
+
+def _node_reason(state: NodeState) -> Refusal | None:
+    if state.quarantined and state.refusal is not None:
+        return state.refusal
+    if state.liveness is Liveness.LOST:
+        return Refusal(Code.NODE_LOST, "silent", "a heartbeat", "start its agent, or look at its network")
+    if state.liveness is Liveness.SUSPECT:
+        return Refusal(Code.NODE_SUSPECT, "silent", "a heartbeat", "wait, or look at its network")
+    if state.cordoned:
+        return Refusal(Code.NODE_CORDONED, "cordoned by an operator", "", f"shoal uncordon {state.name}")
+    return None

@@ -1,0 +1,58 @@
+"""Prometheus metrics of the coordinator, served with mTLS on a port of their own."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+PREFIX = "shoal_coordinator"
+Gauges = Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
+"""name -> labels -> value"""
+
+
+class PrometheusMeter:
+    """ports.Meter; a counter is made at its first count, with that count's label names."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+
+    def count(self, name: str, **labels: str) -> None:
+        counter = self._counters.get(name)
+        if counter is None:
+            counter = self._counters[name] = Counter(
+                f"{PREFIX}_{name}", name.replace("_", " "), sorted(labels), registry=self.registry
+            )
+        (counter.labels(**labels) if labels else counter).inc()
+
+    def observe(self, gauges: Callable[[], Gauges]) -> None:
+        """gauges: read at each scrape."""
+        self.registry.register(_Reader(gauges))
+
+    def serve(self, host: str, port: int, *, certificate: Path, key: Path, ca: Path) -> int:
+        """The port bound; a scraper needs a certificate of the region."""
+        server, _ = start_http_server(
+            port,
+            host,
+            self.registry,
+            certfile=str(certificate),
+            keyfile=str(key),
+            client_cafile=str(ca),
+            client_auth_required=True,
+        )
+        return int(server.server_port)
+
+
+class _Reader(Collector):
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        for name, values in self._gauges().items():
+            labels = sorted({label for each in values for label, _ in each})
+            family = GaugeMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), labels=labels)
+            for each, value in values.items():
+                family.add_metric([dict(each)[label] for label in labels], value)
+            yield family
