@@ -81,7 +81,7 @@ class GrpcTransport:
 
         return grpc.dynamic_ssl_server_credentials(configuration, fetch, self._certificates)
 
-    def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def _handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """Without a deserializer a request is its bytes, without a serializer so is the answer."""
         small: tuple[tuple[str, type[Any], Callable[[Call, Any], Awaitable[Any]]], ...] = (
             ("ServerLive", oip.ServerLiveRequest, self._live),

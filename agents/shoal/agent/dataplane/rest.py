@@ -49,6 +49,8 @@ BODY_RATE: Final = 128 * 2**10
 SEND_TIMEOUT_S: Final = 60.0
 LINGER_S: Final = 2.0
 _CHUNK: Final = 256 * 2**10
+_HEAD_CHUNK: Final = 8 * 2**10
+"""Little at a time, so that a head is found too large before much of it is held."""
 _LENGTH_HEADER: Final = "inference-header-content-length"
 
 _log = structlog.get_logger(__name__)
@@ -200,20 +202,20 @@ class _Connection:
         """The next request's head: any time may pass before its first byte, little until its last."""
         event = self._http.next_event()
         if event is h11.NEED_DATA:
-            await self._receive(IDLE_TIMEOUT_S, idle=True)
+            await self._receive(IDLE_TIMEOUT_S, _HEAD_CHUNK, idle=True)
             event = self._http.next_event()
         deadline = asyncio.get_running_loop().time() + HEAD_TIMEOUT_S
         while event is h11.NEED_DATA:
-            await self._receive(deadline - asyncio.get_running_loop().time())
+            await self._receive(deadline - asyncio.get_running_loop().time(), _HEAD_CHUNK)
             event = self._http.next_event()
         if not isinstance(event, h11.Request):
             raise _Gone
         return event
 
-    async def _receive(self, timeout: float, *, idle: bool = False) -> None:
+    async def _receive(self, timeout: float, size: int = _CHUNK, *, idle: bool = False) -> None:
         try:
             async with asyncio.timeout(timeout):
-                data = await self._reader.read(_CHUNK)
+                data = await self._reader.read(size)
         except TimeoutError as error:
             if idle:
                 raise _Gone from error
