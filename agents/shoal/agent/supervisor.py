@@ -26,6 +26,7 @@ from shoal.agent.ports import (
     LinkRefused,
     LocalWorker,
     Log,
+    Pace,
     Session,
     Signer,
     WorkerAdopted,
@@ -85,6 +86,8 @@ class _Replica:
     name: str
     state: machine.State
     outbox: asyncio.Queue[machine.Effect] = field(default_factory=asyncio.Queue)
+    unperformed: int = 0
+    """Effects in the outbox or under way."""
     performing: asyncio.Task[None] | None = None
     fetching: asyncio.Task[None] | None = None
     waking: asyncio.Task[None] | None = None
@@ -170,6 +173,13 @@ class Supervisor:
         """As of the last heartbeat."""
         return self._snapshot
 
+    def device(self, name: str) -> Device | None:
+        return next((device for device in self._node.devices if device.name == name), None)
+
+    def pace(self, device: str) -> Pace | None:
+        driver = self._by_device.get(device)
+        return driver.pace(device) if driver else None
+
     async def run(self) -> None:
         """Boots from what is on disk and alive, whether or not there is a link; returns after `stop`."""
         try:
@@ -195,9 +205,13 @@ class Supervisor:
         finally:
             self._ended.set()
 
-    async def stop(self) -> None:
-        """Drains every replica, ends front and workers, and returns when `run` has."""
+    def request_stop(self) -> None:
+        """Drain every replica, then end front and workers; `run` returns when that is done."""
         self._stopping.set()
+
+    async def stop(self) -> None:
+        """`request_stop`, and wait for it."""
+        self.request_stop()
         await self._ended.wait()
 
     # boot
@@ -290,6 +304,8 @@ class Supervisor:
         for name in plan.drain:
             self._apply(name, machine.Drain())
         for name in plan.forget:
+            if self._replicas[name].unperformed:
+                continue  # its worker is still to be stopped; then this is looked at again
             for task in self._replicas.pop(name).tasks():
                 task.cancel()
             self._changed.set()
@@ -315,6 +331,7 @@ class Supervisor:
             if isinstance(effect, machine.WakeAt):
                 self._wake(replica, effect.at)
             else:
+                replica.unperformed += 1
                 replica.outbox.put_nowait(effect)
         if type(state) is type(before):
             return
@@ -342,6 +359,9 @@ class Supervisor:
                 await self._perform(replica, effect)
             except ShoalError as error:
                 self._apply(replica.name, machine.LoadFailed(error.refusal))
+            replica.unperformed -= 1
+            if isinstance(replica.state, machine.Gone):
+                self._unreconciled.set()
 
     async def _perform(self, replica: _Replica, effect: machine.Effect) -> None:
         asked = replica.state.asked
