@@ -17,6 +17,8 @@ from shoal.wire import nouns
 from shoal.wire.limits import LINK_BYTES
 
 RESERVE_BYTES: Final = 2 * LINK_BYTES
+SLOTS: Final = ("desired", "receipts", "clock")
+"""All that is kept in slots in the journal's folder."""
 _LEAST_RESERVE: Final = 64 * 2**10
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")

@@ -32,7 +32,7 @@ class Slots:
     def __init__(self, folder: Path, name: str, set_aside: Callable[[Path], None]) -> None:
         """set_aside: told where a copy that did not verify has gone."""
         self._folder = folder
-        self._slots = (folder / f"{name}.a", folder / f"{name}.b")
+        self._slots = _paths(folder, name)
         self._set_aside = set_aside
 
     def load(self) -> bytes | None:
@@ -62,6 +62,12 @@ class Slots:
         return copy
 
 
+def unverified(folder: Path, name: str) -> tuple[Path, ...]:
+    """Copies that are there and do not verify; nothing is moved."""
+    there = (slot for slot in _paths(folder, name) if slot.exists())
+    return tuple(slot for slot in there if _open(slot, slot.read_bytes()) is None)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """`path` holds all of `content` on disk, or what it held before."""
     beside = path.with_name(f"{path.name}.new")
@@ -83,6 +89,10 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.a", folder / f"{name}.b"
 
 
 def _seal(sequence: int, content: bytes) -> bytes:

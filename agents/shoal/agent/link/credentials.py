@@ -9,7 +9,7 @@ from typing import Final
 
 import grpc
 
-from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.identity import Identity, check_validity, dns_of, identity_of_pem
@@ -58,33 +58,33 @@ def open_channel(files: Files, address: str, max_bytes: int) -> grpc.aio.Channel
     return grpc.aio.secure_channel(address, credentials, channel_options(max_bytes, server_name=server_name))
 
 
-async def why_unreachable(files: Files, address: str, wall: Wall) -> Refusal:
-    """grpc says only `unavailable`: what a plain handshake says, made apart from it."""
-    refusal = check_validity(files.identity(), wall)
-    if refusal is not None:
-        return refusal
-    return await asyncio.to_thread(_shake_hands, files, address)
+async def check_coordinator(files: Files, address: str, wall: Wall) -> Refusal | None:
+    """What a plain handshake says, made apart from grpc, which says only `unavailable`. None: all is well."""
+    try:
+        identity = files.identity()
+    except ShoalError as error:
+        return error.refusal
+    return check_validity(identity, wall) or await asyncio.to_thread(_shake_hands, files, identity.region, address)
 
 
-def _shake_hands(files: Files, address: str) -> Refusal:
+def _shake_hands(files: Files, region: str, address: str) -> Refusal | None:
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(files.ca))
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2"])
-    name = coordinator_name(files.identity().region)
     try:
         with (
             socket.create_connection((host, int(port)), timeout=HANDSHAKE_S) as plain,
-            context.wrap_socket(plain, server_hostname=name) as secured,
+            context.wrap_socket(plain, server_hostname=coordinator_name(region)) as secured,
         ):
-            secured.recv(1)  # with TLS 1.3 the server judges our certificate after our side is done
+            # With TLS 1.3 the server judges our certificate after our side is done; a good one gets its settings.
+            return None if secured.recv(1) else _unreachable(address, "it closed the connection")
     except ssl.SSLCertVerificationError as cause:
         return _theirs(cause, address)
     except ssl.SSLError as cause:
         return _ours(cause, address)
     except (OSError, ValueError) as cause:
         return _unreachable(address, f"{cause}")
-    return _unreachable(address, "it closed the connection")
 
 
 def _theirs(cause: ssl.SSLCertVerificationError, address: str) -> Refusal:

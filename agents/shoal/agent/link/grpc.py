@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from shoal.agent.link.credentials import Files, open_channel, why_unreachable
+from shoal.agent.link.credentials import Files, check_coordinator, open_channel
 from shoal.agent.ports import Clock, LinkRefused, Log
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
@@ -59,27 +59,17 @@ class GrpcLink:
     async def connect(self, hello: Hello) -> GrpcSession:
         channel = open_channel(self._files, self._address, LINK_BYTES)
         try:
-            async with asyncio.timeout(WELCOME_S):
-                call: _Call = link_pb2_grpc.AgentLinkStub(channel).Session(None)
-                try:
-                    await call.write(nouns.from_agent_to_wire(hello))
-                except (grpc.RpcError, asyncio.InvalidStateError):
-                    pass  # the read below says why
-                first = nouns.to_agent_from_wire(await _read(call))
-            if isinstance(first, Refused):
-                raise LinkRefused(first)
-            if not isinstance(first, Welcome):
-                raise refuse(Code.MESSAGE_INVALID, type(first).__name__, "a welcome", "update the coordinator")
-        except BaseException as error:
+            call, welcome = await _greet(channel, hello)
+        except ShoalError as error:
             await channel.close(None)
-            if isinstance(error, TimeoutError):
-                error = refuse(
-                    Code.COORDINATOR_UNREACHABLE, "no welcome in time", f"{WELCOME_S:g}s", "it is tried again"
-                )
-            if isinstance(error, ShoalError) and error.code is Code.COORDINATOR_UNREACHABLE:
-                raise ShoalError(await why_unreachable(self._files, self._address, self._clock.wall())) from error
-            raise error
-        return GrpcSession(first, call, channel, self._log)
+            if error.code is not Code.COORDINATOR_UNREACHABLE:
+                raise
+            better = await check_coordinator(self._files, self._address, self._clock.wall())
+            raise ShoalError(better or error.refusal) from error
+        except BaseException:
+            await channel.close(None)
+            raise
+        return GrpcSession(welcome, call, channel, self._log)
 
 
 class GrpcModels:
@@ -100,6 +90,28 @@ class GrpcModels:
                     yield chunk.data
             except grpc.RpcError as cause:
                 raise ShoalError(_fetch_refusal(refusal_of(cause))) from cause
+
+
+async def _greet(channel: grpc.aio.Channel, hello: Hello) -> tuple[_Call, Welcome]:
+    try:
+        async with asyncio.timeout(WELCOME_S):
+            call: _Call = link_pb2_grpc.AgentLinkStub(channel).Session(None)
+            try:
+                await call.write(nouns.from_agent_to_wire(hello))
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                pass  # the read says why
+            first = nouns.to_agent_from_wire(await _read(call))
+    except TimeoutError as cause:
+        raise refuse(
+            Code.COORDINATOR_UNREACHABLE, "no welcome", f"one within {WELCOME_S:g}s", "it is tried again"
+        ) from cause
+    match first:
+        case Welcome():
+            return call, first
+        case Refused():
+            raise LinkRefused(first)
+        case _:
+            raise refuse(Code.MESSAGE_INVALID, type(first).__name__, "a welcome", "update the coordinator")
 
 
 def _fetch_refusal(refusal: Refusal) -> Refusal:

@@ -1,0 +1,89 @@
+"""Becoming a member of a region, and what a member remembers of it: `identity/` in the state directory."""
+
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shoal.types.codes import Code, refuse
+from shoal.types.device import Role
+from shoal.wire.enrol import redeem, write_private
+
+_MEMBER = "member.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """As enrolled. coordinator: host:port of its link."""
+
+    name: str
+    region: str
+    role: str
+    coordinator: str
+    labels: Mapping[str, str]
+
+
+def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str]) -> Member:
+    """Redeems a token and keeps key, certificate and CA in `state_dir`.
+
+    Raises ShoalError(CONFLICT) when this directory already holds a member, and what redeeming raises.
+    """
+    folder = state_dir / "identity"
+    if (folder / "cert.pem").exists():
+        raise refuse(
+            Code.CONFLICT, f"{state_dir} has joined already", "an empty state directory", "choose another --state-dir"
+        )
+    enrolled = redeem(coordinator, token, name or _host_name())
+    if enrolled.role not in (Role.AGENT, Role.GATEWAY):
+        raise refuse(
+            Code.ROLE_DENIED, f"a token for role {enrolled.role}", "agent or gateway", "make one: shoal token create"
+        )
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    member = Member(enrolled.name, enrolled.region, enrolled.role, enrolled.link_address, dict(labels))
+    folder.mkdir(exist_ok=True, mode=0o700)
+    write_private(folder / _MEMBER, json.dumps(asdict(member), indent=1).encode())
+    enrolled.write(folder)  # the certificate comes last: with it the node has joined
+    return member
+
+
+def load(state_dir: Path) -> Member:
+    """Raises ShoalError(UNAUTHENTICATED | STATE_CORRUPT)."""
+    path = state_dir / "identity" / _MEMBER
+    try:
+        return Member(**json.loads(path.read_text()))
+    except FileNotFoundError as cause:
+        raise refuse(
+            Code.UNAUTHENTICATED, f"{state_dir} has not joined", "an enrolled node", "run shoal-agent join"
+        ) from cause
+    except (ValueError, TypeError) as cause:
+        raise refuse(Code.STATE_CORRUPT, f"{path.name} is unreadable", "what join wrote", "join again") from cause
+
+
+@contextmanager
+def alone(state_dir: Path) -> Iterator[None]:
+    """One supervisor a state directory. Raises ShoalError(CONFLICT)."""
+    folder = state_dir / "run"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as cause:
+        os.close(descriptor)
+        raise refuse(
+            Code.CONFLICT, f"an agent runs in {state_dir}", "one agent a state directory", "stop it, or choose another"
+        ) from cause
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _host_name() -> str:
+    """This host's name as a node's: lower case, DNS label."""
+    label = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower()).strip("-")
+    return label[:63] or "node"

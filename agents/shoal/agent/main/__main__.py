@@ -1,0 +1,5 @@
+import sys
+
+from shoal.agent.main import main
+
+sys.exit(main())

@@ -1,0 +1,112 @@
+"""`shoal-agent doctor`: this node, part by part; each failure with the line that fixes it. Changes nothing."""
+
+import asyncio
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from shoal.agent.clock import SystemClock
+from shoal.agent.identity import enrolment
+from shoal.agent.journal.files import SLOTS
+from shoal.agent.journal.slots import unverified
+from shoal.agent.link.credentials import Files, check_coordinator
+from shoal.agent.main.drivers import installed
+from shoal.agent.ports import DriverOptions
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import show_bytes
+from shoal.wire.identity import check_validity
+
+LEAST_FREE_BYTES: Final = 256 * 2**20
+
+Finding = str | Refusal
+"""What is well, or what is not and what to do."""
+
+
+def doctor(state_dir: Path, coordinator: str) -> int:
+    """Prints a line a check; 0 when all is well."""
+    ill = False
+    for name, check in _checks(state_dir, coordinator):
+        try:
+            found = check()
+        except ShoalError as error:
+            found = error.refusal
+        ill |= isinstance(found, Refusal)
+        print(f"{'FAIL' if isinstance(found, Refusal) else 'ok  '}  {name:<12} {found}")
+    return int(ill)
+
+
+def _checks(state_dir: Path, coordinator: str) -> tuple[tuple[str, Callable[[], Finding]], ...]:
+    files, clock = Files(state_dir / "identity"), SystemClock()
+    return (
+        ("enrolment", lambda: _enrolment(state_dir)),
+        ("certificate", lambda: _certificate(files, clock)),
+        ("key", lambda: _key(files)),
+        ("journal", lambda: _journal(state_dir / "journal")),
+        ("disk", lambda: _disk(state_dir)),
+        ("devices", lambda: _devices(clock)),
+        ("coordinator", lambda: _coordinator(files, coordinator or enrolment.load(state_dir).coordinator, clock)),
+    )
+
+
+def _enrolment(state_dir: Path) -> Finding:
+    member = enrolment.load(state_dir)
+    return f"{member.role} {member.name} of region {member.region}"
+
+
+def _certificate(files: Files, clock: SystemClock) -> Finding:
+    identity = files.identity()
+    days = (identity.not_after - clock.wall()) / 86400
+    return check_validity(identity, clock.wall()) or f"{identity.uri}, valid for {days:.1f} days"
+
+
+def _key(files: Files) -> Finding:
+    try:
+        mode = stat.S_IMODE(files.key.stat().st_mode)
+    except OSError as error:
+        return Refusal(Code.UNAUTHENTICATED, f"key.pem: {error.strerror}", "the node's key", "run shoal-agent join")
+    if mode & 0o077:
+        return Refusal(Code.ROLE_DENIED, f"key.pem has mode {mode:o}", "600", f"chmod 600 {files.key}")
+    return "only its owner reads it"
+
+
+def _journal(folder: Path) -> Finding:
+    bad = [path.name for name in SLOTS for path in unverified(folder, name)]
+    if bad:
+        return Refusal(
+            Code.STATE_CORRUPT,
+            f"{', '.join(bad)} does not verify",
+            "verified copies",
+            "look at the disk; the agent sets it aside at its next start and asks the coordinator again",
+        )
+    return "verified"
+
+
+def _disk(state_dir: Path) -> Finding:
+    free = shutil.disk_usage(state_dir if state_dir.exists() else state_dir.anchor).free
+    if free < LEAST_FREE_BYTES:
+        return Refusal(
+            Code.DISK_FULL,
+            f"{show_bytes(free)} free",
+            f"at least {show_bytes(LEAST_FREE_BYTES)}",
+            f"free space for {state_dir}",
+        )
+    return f"{show_bytes(free)} free"
+
+
+def _devices(clock: SystemClock) -> Finding:
+    found = [
+        f"{device.name} ({device.model}, {show_bytes(device.memory_bytes)})"
+        for driver in installed(clock, DriverOptions(), cpu=True)
+        for device in driver.discover()
+    ]
+    return ", ".join(found) or Refusal(
+        Code.NO_CANDIDATE, "no device", "a device and its runtime", "pip install 'shoal-agent[cpu]'"
+    )
+
+
+def _coordinator(files: Files, address: str, clock: SystemClock) -> Finding:
+    return (
+        asyncio.run(check_coordinator(files, address, clock.wall())) or f"{address} answers, each side trusts the other"
+    )

@@ -1,0 +1,153 @@
+"""The command line of `shoal-agent` and its SHOAL_* variables, read into one frozen Config."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.units import SIZE, Bytes, parse_quantity
+
+ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
+DEFAULT_STATE = "~/.local/state/shoal/agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """host:port as typed; port 0 asks for any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named."""
+
+    role: Role
+    state_dir: Path
+    coordinator: str
+    grpc: Address
+    rest: Address
+    token: Address
+    metrics: Address
+    advertise: str
+    labels: Mapping[str, str]
+    emulate: tuple[str, ...]
+    cpu: bool
+    time_scale: float
+    cache_quota: Bytes
+
+    def __post_init__(self) -> None:
+        if len({self.grpc.host, self.rest.host, self.token.host}) != 1:
+            raise refuse(
+                Code.FIELD_INVALID,
+                f"{self.grpc.host}, {self.rest.host} and {self.token.host}",
+                "one host for --grpc, --rest and --token-port",
+                "listen on one address, or on 0.0.0.0",
+            )
+
+    @property
+    def identity(self) -> Path:
+        return self.state_dir / "identity"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Each option may come as SHOAL_NAME too; the command line wins."""
+    top = argparse.ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor")
+
+    join = commands.add_parser("join", help="enrol this machine with a one-time token")
+    _option(join, "--coordinator", help="HOST:PORT of the coordinator's enrolment port", required=True)
+    _option(
+        join, "--token", help="from `shoal token create`; better as SHOAL_TOKEN, which others cannot see", required=True
+    )
+    _option(join, "--name", help="of this node; default: its host name")
+
+    run = commands.add_parser("run", help="serve until SIGTERM")
+    _option(run, "--role", choices=tuple(ROLES), default="node", help="gateway: routes requests, runs no model")
+    _option(run, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
+    _option(run, "--grpc", type=_address, default="127.0.0.1:8001", help="HOST:PORT for requests, client certificate")
+    _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
+    _option(run, "--token-port", type=_address, default="127.0.0.1:8002", help="HOST:PORT for requests, bearer token")
+    _option(run, "--metrics", type=_address, default="127.0.0.1:9464", help="HOST:PORT for Prometheus, mTLS")
+    _option(
+        run, "--advertise", default="", help="host that peers dial; default: the one listened on, or this host's name"
+    )
+    _option(run, "--emulate", default="", metavar="PROFILE[,..]", help="emulated devices by the name of their profile")
+    run.add_argument(
+        "--no-cpu", action="store_true", default=bool(os.environ.get("SHOAL_NO_CPU")), help="leave out the CPU"
+    )
+    _option(run, "--time-scale", type=float, default="1", help="emulated devices answer so many times slower")
+    _option(run, "--cache-quota", type=_size, default="4GiB", help="for model bytes on disk")
+
+    for each in (join, run):
+        each.add_argument(
+            "--label", action="append", default=[], type=_label, metavar="K=V", help="for selectors; repeatable"
+        )
+    doctor = commands.add_parser("doctor", help="check this node, each failure with what fixes it")
+    _option(doctor, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
+    for each in (join, run, doctor):
+        _option(
+            each, "--state-dir", type=_folder, default=DEFAULT_STATE, help="identity, journal and cache of this node"
+        )
+
+    front = commands.add_parser("front")
+    front.add_argument("--config", type=Path, required=True)
+    return top
+
+
+def _option(parser: argparse.ArgumentParser, flag: str, **settings: object) -> None:
+    variable = "SHOAL_" + flag.removeprefix("--").replace("-", "_").upper()
+    given = os.environ.get(variable)
+    if given is not None:
+        settings |= {"default": given, "required": False}
+    parser.add_argument(flag, **settings)  # type: ignore[arg-type]
+
+
+def _address(text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not HOST:PORT")
+    return Address(host.strip("[]"), int(port))
+
+
+def _size(text: str) -> Bytes:
+    try:
+        return Bytes(int(parse_quantity(text, SIZE)))
+    except ShoalError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not KEY=VALUE")
+    return key, value
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def config(parsed: argparse.Namespace) -> Config:
+    return Config(
+        role=ROLES[parsed.role],
+        state_dir=parsed.state_dir,
+        coordinator=parsed.coordinator,
+        grpc=parsed.grpc,
+        rest=parsed.rest,
+        token=parsed.token_port,
+        metrics=parsed.metrics,
+        advertise=parsed.advertise,
+        labels=dict(parsed.label),
+        emulate=tuple(name for name in parsed.emulate.split(",") if name),
+        cpu=not parsed.no_cpu,
+        time_scale=parsed.time_scale,
+        cache_quota=parsed.cache_quota,
+    )
