@@ -13,7 +13,7 @@ from shoal.policies.documents import (
 )
 from shoal.policies.kinds import Kind, Policy, Region, Tenant, Workload
 from shoal.policies.parse import Problem
-from shoal.policies.resolve import quota, resolve
+from shoal.policies.resolve import node_price, quota, resolve
 
 __all__ = [
     "DEFAULT_TENANT",
@@ -30,6 +30,7 @@ __all__ = [
     "cross_check",
     "load",
     "name_of",
+    "node_price",
     "quota",
     "read",
     "resolve",

@@ -110,6 +110,8 @@ class Expression:
     """A checked expression that gives true or false."""
 
     text: str
+    reads: frozenset[str]
+    """The variables that it may look at."""
     _program: Any
 
     @classmethod
@@ -117,13 +119,13 @@ class Expression:
         """Raises ExpressionError(EXPRESSION_INVALID | POLICY_COST), with the place. Equal texts compile once."""
         return _compile(text)
 
-    def evaluate(self, **values: object) -> bool:
+    def evaluate(self, **values: Any) -> bool:
         """The answer for `node={"name": .., "labels": {..}}`, `device=..`, `model=..`, `region=..`, `now=datetime`.
 
         Only what the expression reads need be given. Raises ShoalError(EXPRESSION_INVALID) where these values give no
         answer (a label that is not there), ShoalError(POLICY_COST) where a value is too large to be looked through.
         """
-        data = dict(_flatten(values))
+        data = dict(self._given(values))
         try:
             result = self._program.eval(data=data)
         except RuntimeError as error:
@@ -140,7 +142,7 @@ class Expression:
             )
         )
 
-    def refusal(self, **values: object) -> Refusal | None:
+    def refusal(self, **values: Any) -> Refusal | None:
         """None where the candidate matches; else SELECTOR_MISMATCH (or POLICY_COST), with what was found."""
         try:
             if self.evaluate(**values):
@@ -149,8 +151,17 @@ class Expression:
             if error.code == Code.POLICY_COST:
                 return error.refusal
             return Refusal(Code.SELECTOR_MISMATCH, error.refusal.found, self.text, error.refusal.remedy)
-        found = ", ".join(_read(self.text, _flatten(values)))
+        found = ", ".join(_read(self.text, self._given(values)))
         return Refusal(Code.SELECTOR_MISMATCH, found, self.text, "label a node so that it matches, or widen `where`")
+
+    def _given(self, values: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+        """`node={"name": x}` as `node.name: x`, each value small enough to be looked through."""
+        for name in sorted(self.reads):
+            part, _, field = name.partition(".")
+            if part in values and (not field or field in values[part]):
+                value = values[part][field] if field else values[part]
+                _small(name, value)
+                yield name, value
 
     @property
     def constant(self) -> bool | None:
@@ -177,23 +188,14 @@ def _compile(text: str) -> Expression:
                 'compare it with something: device.kind == "gpu"',
             )
         )
-    return Expression(text, program)
+    words = {match["word"] for match in _TOKEN.finditer(text)}
+    reads = frozenset(name for name in VARIABLES if words.issuperset(name.split(".")))
+    return Expression(text, reads, program)
 
 
 @cache
 def _environment() -> Any:
     return cel.NewEnv(variables={name: cel.Type(variable.type) for name, variable in VARIABLES.items()})
-
-
-def _flatten(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """`node={"name": x}` as `node.name: x`, each value small enough to be looked through."""
-    for name, value in values.items():
-        if name in VARIABLES:
-            yield name, value
-        elif isinstance(value, Mapping):
-            for field, inner in value.items():
-                _small(f"{name}.{field}", inner)
-                yield f"{name}.{field}", inner
 
 
 def _small(name: str, value: object) -> None:

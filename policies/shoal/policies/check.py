@@ -23,13 +23,17 @@ Path = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Acted on in this release. only: the values that are; empty for all. codes: what it can cause, besides the
-    language's own."""
+    """Acted on in this release.
+
+    consumer: the module or package that does. codes: what it can cause, besides the language's own. only: the values
+    that are acted on, empty for all. reads: the name that the consumer reads it by; a test looks for it there.
+    """
 
     consumer: str
     codes: tuple[Code, ...] = ()
     only: tuple[object, ...] = ()
     note: str = ""
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Later:
 
 _PLACEMENT = "shoal.coordinator.core.placement"
 _WORKLOADS = "shoal.coordinator.core.workloads"
+_CONTROLLERS = "shoal.coordinator.controllers"
 _FLEET = "shoal.coordinator.core.fleet"
 _LANGUAGE = "shoal.policies.documents"
 _RESOLVE = "shoal.policies.resolve"
@@ -59,63 +64,69 @@ _TOLERANCE = Later("migration: outputs are compared there")
 CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
     "Workload": {
         **_HEAD,
-        "metadata.tenant": Live(_WORKLOADS, (Code.TENANT_UNKNOWN, Code.QUOTA), note="`default` where it is not given"),
-        "metadata.labels": Live(_RESOLVE, note="for people and listings"),
-        "spec.model.source": Live(
-            "shoal.coordinator.blobs", (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN), note="pinned by digest on apply"
+        "metadata.tenant": Live(
+            _PLACEMENT, (Code.TENANT_UNKNOWN, Code.QUOTA), note="`default` where it is not given", reads="tenant"
         ),
-        "spec.model.variants.source": Live("shoal.coordinator.blobs", (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN)),
+        "metadata.labels": Live(_RESOLVE, note="for people and listings", reads="labels"),
+        "spec.model.source": Live(
+            _CONTROLLERS, (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN), note="pinned by digest on apply", reads="source"
+        ),
+        "spec.model.variants.source": Live(_CONTROLLERS, (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN), reads="source"),
         "spec.model.variants.precision": Live(
-            _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given"
+            _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given", reads="precision"
         ),
         "spec.model.samples": _MIGRATION,
-        "spec.traffic.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
-        "spec.traffic.rate": Live(_PLACEMENT, (Code.UTILISATION_SHORT,)),
-        "spec.traffic.peak": Live(_PLACEMENT, (Code.UTILISATION_SHORT,), note="the rate where it is not given"),
-        "spec.batching.max": Live(_RESOLVE, only=(1,)),
+        "spec.traffic.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="origin"),
+        "spec.traffic.rate": Live(_PLACEMENT, (Code.UTILISATION_SHORT,), reads="rate"),
+        "spec.traffic.peak": Live(
+            _PLACEMENT, (Code.UTILISATION_SHORT,), note="the rate where it is not given", reads="peak"
+        ),
+        "spec.batching.max": Live(_PLACEMENT, only=(1,), reads="max_batch"),
         "spec.batching.delay": Later("batching"),
-        "spec.capture.consent": Live("shoal.policies.check", (Code.CONSENT_MISSING,), only=(False,)),
+        "spec.capture.consent": Live("shoal.policies.check", (Code.CONSENT_MISSING,), only=(False,), reads="consent"),
         "spec.capture.max": _MIGRATION,
         "spec.session": Live(_RESOLVE, only=("stateless",)),
         "spec.session.state": _STATE,
-        "spec.isolation": Live(_RESOLVE, only=("process",)),
-        "spec.policy": Live(_WORKLOADS, (Code.POLICY_UNKNOWN,)),
+        "spec.isolation": Live(_PLACEMENT, only=("process",), reads="shared_worker"),
+        "spec.policy": Live(_CONTROLLERS, (Code.POLICY_UNKNOWN,), reads="policy"),
     },
     "Policy": {
         **_HEAD,
-        "spec.require.latency.p95": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
-        "spec.require.latency.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
-        "spec.require.where": Live(_PLACEMENT, (Code.SELECTOR_MISMATCH, Code.EXPRESSION_INVALID, Code.POLICY_COST)),
-        "spec.require.residency": Live(_PLACEMENT, (Code.RESIDENCY,)),
-        "spec.require.precision.allow": Live(_PLACEMENT, (Code.PRECISION_DENIED,)),
+        "spec.require.latency.p95": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="latency_p95_s"),
+        "spec.require.latency.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="latency_from_origin"),
+        "spec.require.where": Live(
+            _PLACEMENT, (Code.SELECTOR_MISMATCH, Code.EXPRESSION_INVALID, Code.POLICY_COST), reads="where"
+        ),
+        "spec.require.residency": Live(_PLACEMENT, (Code.RESIDENCY,), reads="residency"),
+        "spec.require.precision.allow": Live(_PLACEMENT, (Code.PRECISION_DENIED,), reads="precisions"),
         "spec.require.precision.tolerance.metric": _TOLERANCE,
         "spec.require.precision.tolerance.at_least": _TOLERANCE,
         "spec.require.precision.tolerance.at_most": _TOLERANCE,
         "spec.require.precision.tolerance.outputs.metric": _TOLERANCE,
         "spec.require.precision.tolerance.outputs.at_least": _TOLERANCE,
         "spec.require.precision.tolerance.outputs.at_most": _TOLERANCE,
-        "spec.require.availability.replicas": Live(_PLACEMENT, (Code.REPLICAS_SHORT,)),
-        "spec.require.availability.spread": Live(_PLACEMENT, (Code.SPREAD_CONFLICT,)),
+        "spec.require.availability.replicas": Live(_PLACEMENT, (Code.REPLICAS_SHORT,), reads="replicas"),
+        "spec.require.availability.spread": Live(_PLACEMENT, (Code.SPREAD_CONFLICT,), reads="spread"),
         "spec.require.availability.standby": Live(
             _PLACEMENT, only=("none",), note="warm: federation; staged: migration"
         ),
-        "spec.require.availability.recovery": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,)),
-        "spec.require.trust.capability": Live(_PLACEMENT, (Code.CAPABILITY_UNMEASURED,)),
-        "spec.require.trust.within": Live(_PLACEMENT, (Code.CAPABILITY_STALE,)),
+        "spec.require.availability.recovery": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="recovery_s"),
+        "spec.require.trust.capability": Live(_PLACEMENT, (Code.CAPABILITY_UNMEASURED,), reads="measured_only"),
+        "spec.require.trust.within": Live(_PLACEMENT, (Code.CAPABILITY_STALE,), reads="measured_within_s"),
         "spec.require.trust.signed_model.keys": Later("signed models"),
-        "spec.limits.cost": Live(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together"),
-        "spec.limits.energy": Live(_PLACEMENT, (Code.ENERGY_OVER,)),
+        "spec.limits.cost": Live(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together", reads="cost"),
+        "spec.limits.energy": Live(_PLACEMENT, (Code.ENERGY_OVER,), reads="energy"),
         "spec.limits.carbon": _CARBON,
         "spec.limits.node_power": Later("node power caps"),
-        "spec.optimize.energy": Live(_PLACEMENT),
-        "spec.optimize.cost": Live(_PLACEMENT),
-        "spec.optimize.latency": Live(_PLACEMENT),
-        "spec.relax.latency.p95": Live(_PLACEMENT),
-        "spec.relax.precision.allow": Live(_PLACEMENT),
-        "spec.relax.availability.replicas": Live(_PLACEMENT),
-        "spec.relax.availability.spread": Live(_PLACEMENT),
-        "spec.relax.limits.cost": Live(_PLACEMENT),
-        "spec.relax.limits.energy": Live(_PLACEMENT),
+        "spec.optimize.energy": Live(_PLACEMENT, reads="weights"),
+        "spec.optimize.cost": Live(_PLACEMENT, reads="weights"),
+        "spec.optimize.latency": Live(_PLACEMENT, reads="weights"),
+        "spec.relax.latency.p95": Live(_PLACEMENT, reads="relax"),
+        "spec.relax.precision.allow": Live(_PLACEMENT, reads="relax"),
+        "spec.relax.availability.replicas": Live(_PLACEMENT, reads="relax"),
+        "spec.relax.availability.spread": Live(_PLACEMENT, reads="relax"),
+        "spec.relax.limits.cost": Live(_PLACEMENT, reads="relax"),
+        "spec.relax.limits.energy": Live(_PLACEMENT, reads="relax"),
         "spec.federation.delegate": _FEDERATION,
         "spec.federation.margin": _FEDERATION,
         "spec.federation.to": _FEDERATION,
@@ -137,12 +148,12 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.migration.windows.from": _MIGRATION,
         "spec.migration.windows.to": _MIGRATION,
         "spec.migration.windows.zone": _MIGRATION,
-        "spec.partition.heartbeat": Live("shoal.agent.core.session"),
-        "spec.partition.lost_after": Live(_FLEET, (Code.NODE_SUSPECT, Code.NODE_LOST)),
-        "spec.partition.serve": Live("shoal.agent.core.partition"),
-        "spec.partition.cold_boot": Live("shoal.agent.core.partition"),
+        "spec.partition.heartbeat": Live(_WORKLOADS, reads="heartbeat_s"),
+        "spec.partition.lost_after": Live(_FLEET, (Code.NODE_SUSPECT, Code.NODE_LOST), reads="lost_after_s"),
+        "spec.partition.serve": Live("shoal.agent.core.partition", reads="serve_s"),
+        "spec.partition.cold_boot": Live("shoal.agent.core.partition", reads="cold_boot_serve"),
         "spec.partition.on_reconnect": Live("shoal.agent.core.reconcile", note="the only way there is"),
-        "spec.priority": Live(_PLACEMENT, (Code.OUTRANKED,), note="order of admission"),
+        "spec.priority": Live(_PLACEMENT, (Code.OUTRANKED,), note="order of admission", reads="priority"),
         "spec.schedule.when": Later("schedules, with migration"),
         "spec.schedule.optimize.energy": Later("schedules, with migration"),
         "spec.schedule.optimize.cost": Later("schedules, with migration"),
@@ -150,8 +161,8 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
     },
     "Tenant": {
         **_HEAD,
-        "spec.quota.replicas": Live(_WORKLOADS, (Code.QUOTA,)),
-        "spec.quota.memory": Live(_WORKLOADS, (Code.QUOTA,)),
+        "spec.quota.replicas": Live(_PLACEMENT, (Code.QUOTA,), reads="quotas"),
+        "spec.quota.memory": Live(_PLACEMENT, (Code.QUOTA,), reads="quotas"),
         "spec.quota.rate": Later("tenant rates"),
         "spec.quota.cost": Later("tenant budgets"),
         "spec.weight": Later("fair weights"),
@@ -162,8 +173,10 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         **_HEAD,
         "spec.location.lat": _FEDERATION,
         "spec.location.lon": _FEDERATION,
-        "spec.location.residency": Live(_PLACEMENT, (Code.RESIDENCY,)),
-        "spec.price": Live(_PLACEMENT, (Code.COST_OVER,), note="of a node without the label `price`"),
+        "spec.location.residency": Live(_CONTROLLERS, (Code.RESIDENCY,), reads="residency"),
+        "spec.price": Live(
+            _CONTROLLERS, (Code.COST_OVER,), note="of a node without the label `price`", reads="node_price"
+        ),
         "spec.price.source": _FEDERATION,
         "spec.price.stale_after": _FEDERATION,
         "spec.carbon": _CARBON,

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from shoal.policies.documents import key_of_workload
-from shoal.policies.kinds import Optimize, Policy, PolicySpec, Relax, Require, Tenant, Workload
+from shoal.policies.kinds import Optimize, Policy, PolicySpec, PriceFeed, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.units import Seconds
+from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
     Intent,
     Limits,
@@ -23,7 +23,9 @@ from shoal.types.workload import (
     Weights,
 )
 
-DEFAULT_OPTIMIZE = Optimize(latency=1.0)
+PRICE_LABEL: Final = "price"
+
+DEFAULT_OPTIMIZE: Final = Optimize(latency=1.0)
 """Where a policy does not say, and where there is no policy: lowest latency."""
 
 
@@ -64,6 +66,18 @@ def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests
 
 def quota(tenant: Tenant) -> Quota:
     return Quota(tenant.metadata.name, tenant.spec.quota.replicas, tenant.spec.quota.memory)
+
+
+def node_price(labels: Mapping[str, str], region: Region | None) -> UsdPerHour | None:
+    """What an hour of a node costs: its label `price` (`0.40 USD/h`), else the region's constant; None where neither
+    says, or the label cannot be read: an unknown price is never taken for a low one."""
+    if PRICE_LABEL in labels:
+        try:
+            return UsdPerHour(parse_quantity(labels[PRICE_LABEL], COST))
+        except ShoalError:
+            return None
+    price = region.spec.price if region is not None else None
+    return None if isinstance(price, PriceFeed) else price
 
 
 def _pinned(source: str, precision: str | None, digests: Mapping[str, ModelRef]) -> ModelRef:

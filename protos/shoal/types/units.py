@@ -136,7 +136,7 @@ def show_usd_per_hour(value: float) -> str:
 
 
 def show_quantity(value: float, dimension: Dimension) -> str:
-    """`value` (SI) as text that `parse_quantity` reads back to exactly the same number: in the SI unit where that is
+    """`value`, SI and once parsed, as text that reads back to exactly the same number: in the SI unit where that is
     short, else in the unit that needs fewest digits."""
     space = " " if " " in dimension.example else ""
     exact: dict[tuple[bool, int, bool, int], str] = {}

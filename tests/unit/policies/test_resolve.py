@@ -1,0 +1,247 @@
+"""Documents to what the engine reads, and to the form that is stored."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.policies import (
+    Policy,
+    Region,
+    Tenant,
+    Workload,
+    canonical,
+    canonical_text,
+    load,
+    node_price,
+    quota,
+    read,
+    resolve,
+)
+from shoal.types import units
+from shoal.types.codes import Code, ShoalError
+from shoal.types.units import parse_quantity, show_quantity
+from shoal.types.workload import Limits, ModelRef, PartitionRule, Quota, Spread, Standby, Traffic, Weights, WorkloadKey
+
+POLICY = """
+apiVersion: shoal/v1
+kind: Policy
+metadata: {name: kiosk-ocr}
+spec:
+  require:
+    latency: {p95: 60ms, from: device}
+    where: device.kind == "npu"
+    residency: [eu]
+    precision: {allow: [fp32]}
+    availability: {replicas: 3, spread: node, standby: none, recovery: 5s}
+    trust: {within: 24h}
+  limits: {cost: 1.50 USD/h, energy: 2.0 J/inference}
+  optimize: {energy: 5, cost: 3, latency: 2}
+  relax:
+    - latency: {p95: 90ms}
+    - limits: {cost: 2.50 USD/h}
+    - precision: {allow: [fp32, int8]}
+      availability: {replicas: 2}
+  partition: {heartbeat: 2s, lost_after: 20s, serve: 24h, cold_boot: wait, on_reconnect: keep-healthy}
+  priority: 7
+"""
+WORKLOAD = """
+apiVersion: shoal/v1
+kind: Workload
+metadata: {name: receipt-text, tenant: shop, labels: {app: kiosk}}
+spec:
+  model: {source: ./a.onnx, variants: [{source: ./b.onnx, precision: int8}, {source: ./c.onnx}]}
+  traffic: [{from: eu-west, rate: 120/s, peak: 300/s}, {from: eu-east, rate: 6/m}]
+  policy: kiosk-ocr
+"""
+DIGESTS = {f"./{name}.onnx": ModelRef("elsewhere", f"sha256:{name}", "fp16") for name in "abc"}
+
+
+def only(text: str) -> Any:
+    loaded = load([("one.yaml", text)])
+    assert loaded.problems == ()
+    (document,) = loaded.documents
+    return document.value
+
+
+def test_policy_and_workload_become_an_intent() -> None:
+    intent = resolve(only(WORKLOAD), only(POLICY), revision=4, digests=DIGESTS)
+    assert intent.key == WorkloadKey("shop", "receipt-text")
+    assert (intent.revision, intent.policy, intent.labels) == (4, "kiosk-ocr", {"app": "kiosk"})
+    assert intent.models == (
+        ModelRef("./a.onnx", "sha256:a", "fp16"),
+        ModelRef("./b.onnx", "sha256:b", "int8"),
+        ModelRef("./c.onnx", "sha256:c", "fp16"),
+    )
+    require = intent.require
+    assert (require.latency_p95_s, require.latency_from_origin) == (0.06, False)
+    assert (require.where, require.residency, require.precisions) == ('device.kind == "npu"', ("eu",), ("fp32",))
+    assert (require.replicas, require.spread, require.standby) == (3, Spread.NODE, Standby.NONE)
+    assert (require.recovery_s, require.measured_only, require.measured_within_s) == (5.0, True, 86400.0)
+    assert intent.limits == Limits(cost=units.UsdPerHour(1.5), energy=units.Joules(2.0))
+    assert intent.weights == Weights(latency=0.2, cost=0.3, energy=0.5)
+    assert intent.traffic == (
+        Traffic("eu-west", units.PerSecond(120.0), units.PerSecond(300.0)),
+        Traffic("eu-east", units.PerSecond(0.1), units.PerSecond(0.1)),
+    )
+    assert intent.partition == PartitionRule(
+        units.Seconds(2.0), units.Seconds(20.0), units.Seconds(86400.0), cold_boot_serve=False
+    )
+    assert (intent.priority, intent.shared_worker, intent.max_batch) == (7, False, 1)
+
+
+def test_relaxations_add_up_in_order() -> None:
+    relax = resolve(only(WORKLOAD), only(POLICY), revision=1, digests=DIGESTS).relax
+    assert [step.change for step in relax] == [
+        "latency: {p95: 90ms}",
+        "limits: {cost: 2.5 USD/h}",
+        "precision: {allow: [fp32, int8]}, availability: {replicas: 2}",
+    ]
+    assert [step.require.latency_p95_s for step in relax] == [0.09, 0.09, 0.09]
+    assert [step.limits.cost for step in relax] == [1.5, 2.5, 2.5]
+    assert [step.limits.energy for step in relax] == [2.0, 2.0, 2.0]
+    assert [step.require.precisions for step in relax] == [("fp32",), ("fp32",), ("fp32", "int8")]
+    assert [step.require.replicas for step in relax] == [3, 3, 2]
+    assert [step.require.spread for step in relax] == [Spread.NODE] * 3
+
+
+def test_without_a_policy_the_defaults_hold() -> None:
+    intent = resolve(only(WORKLOAD.replace("  policy: kiosk-ocr\n", "")), None, revision=1, digests=DIGESTS)
+    assert intent.policy == ""
+    assert intent.weights == Weights(latency=1.0, cost=0.0, energy=0.0)
+    assert (intent.require.replicas, intent.require.where, intent.require.latency_p95_s) == (1, "", None)
+    assert (intent.require.measured_only, intent.limits, intent.relax) == (False, Limits(), ())
+    assert (intent.partition, intent.priority) == (PartitionRule(), 100)
+
+
+def test_a_source_without_digest_is_refused() -> None:
+    with pytest.raises(ShoalError) as caught:
+        resolve(only(WORKLOAD), None, revision=1, digests={})
+    assert caught.value.code == Code.MODEL_UNKNOWN
+    assert "./a.onnx" in caught.value.refusal.found
+
+
+def test_quota() -> None:
+    text = "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: shop}\nspec: {quota: {replicas: 20, memory: 16GiB}}\n"
+    assert quota(only(text)) == Quota("shop", 20, units.Bytes(16 << 30))
+    assert quota(only(text.replace(", memory: 16GiB", ""))) == Quota("shop", 20)
+
+
+def test_a_price_is_the_labels_else_the_regions_else_unknown() -> None:
+    region = only("apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\nspec: {price: 0.40 USD/h}\n")
+    silent = only("apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\n")
+    assert node_price({"price": "0.05 USD/h"}, region) == 0.05
+    assert node_price({}, region) == 0.4
+    assert node_price({}, silent) is None
+    assert node_price({}, None) is None
+    assert node_price({"price": "cheap"}, region) is None
+
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "policies" / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_examples_are_valid_commented_and_resolve(path: Path) -> None:
+    text = path.read_text()
+    loaded = load([(path.name, text)])
+    assert [str(problem) for problem in loaded.problems] == []
+    assert text.startswith("# Need: ")
+    values = [document.value for document in loaded.documents]
+    policies = {value.metadata.name: value for value in values if isinstance(value, Policy)}
+    workloads = [value for value in values if isinstance(value, Workload)]
+    assert workloads
+    for workload in workloads:
+        sources = [workload.spec.model.source, *(variant.source for variant in workload.spec.model.variants)]
+        pinned = {source: ModelRef(source, "sha256:0", "fp32") for source in sources}
+        intent = resolve(workload, policies[workload.spec.policy or ""], revision=1, digests=pinned)
+        assert intent.policy in policies
+
+
+def test_there_is_an_example_for_each_need() -> None:
+    assert len(EXAMPLES) >= 6
+
+
+TEXTS = [POLICY, WORKLOAD, *(path.read_text() for path in EXAMPLES)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_canonical_form_reads_back_and_is_stable(text: str) -> None:
+    for document in load([("a.yaml", text)]).documents:
+        stored = canonical(document.value)
+        again = read(stored)
+        assert again == document.value
+        assert canonical(again) == stored
+        assert canonical_text(again) == canonical_text(document.value)
+        assert "\n" not in canonical_text(again)
+
+
+def test_canonical_form_is_the_same_for_the_same_meaning() -> None:
+    one = only("apiVersion: shoal/v1\nkind: Policy\nmetadata: {name: p}\nspec: {require: {latency: {p95: 60ms}}}\n")
+    two = only('{"spec": {"require": {"latency": {"p95": "0.06 s"}}}, "kind": "Policy", "apiVersion": "shoal/v1",\n'
+               ' "metadata": {"name": "p"}}')  # fmt: skip
+    assert canonical_text(one) == canonical_text(two)
+
+
+def test_canonical_form_of_what_code_made() -> None:
+    for value in (
+        Tenant.model_validate({"metadata": {"name": "t"}}),
+        Region.model_validate({"metadata": {"name": "r"}, "spec": {"price": "2 USD/d"}}),
+    ):
+        stored = canonical(value)
+        assert (stored["apiVersion"], stored["kind"]) == ("shoal/v1", value.kind)
+        assert canonical(read(stored)) == stored
+
+
+@pytest.mark.parametrize(
+    ("stored", "code"),
+    [
+        ({"kind": "Secret"}, Code.KIND_UNKNOWN),
+        ({}, Code.FIELD_MISSING),
+        ({"kind": "Policy", "metadata": {"name": "A"}}, Code.NAME_INVALID),
+        ({"kind": "Policy", "metadata": {"name": "a"}, "colour": 1}, Code.FIELD_UNKNOWN),
+    ],
+)
+def test_a_stored_document_that_is_none_is_refused(stored: dict[str, Any], code: Code) -> None:
+    with pytest.raises(ShoalError) as caught:
+        read(stored)
+    assert caught.value.code == code
+
+
+DIMENSIONS = [value for value in vars(units).values() if isinstance(value, units.Dimension)]
+
+
+@given(
+    st.sampled_from([one for one in DIMENSIONS if 1.0 in one.factors.values()]),
+    st.one_of(
+        st.floats(min_value=0, max_value=1e15, allow_nan=False),
+        st.integers(min_value=0, max_value=10**12).map(float),
+        st.decimals(min_value=0, max_value=10**6, places=3).map(float),
+    ),
+)
+def test_quantities_come_back_exactly(dimension: units.Dimension, value: float) -> None:
+    assert parse_quantity(show_quantity(value, dimension), dimension) == value
+
+
+@given(st.sampled_from(DIMENSIONS), st.data())
+def test_quantities_as_typed_come_back(dimension: units.Dimension, data: st.DataObject) -> None:
+    unit = data.draw(st.sampled_from(sorted(dimension.factors)))
+    number = data.draw(st.decimals(min_value=0, max_value=10**4, places=2))
+    value = parse_quantity(f"{number} {unit}", dimension)
+    shown = show_quantity(value, dimension)
+    assert parse_quantity(shown, dimension) == value
+    assert show_quantity(parse_quantity(shown, dimension), dimension) == shown
+
+
+SHOWN = [
+    ("1.50 USD/h", units.COST, "1.5 USD/h"), ("60ms", units.DURATION, "60ms"), ("24h", units.DURATION, "1d"),
+    ("0s", units.DURATION, "0s"), ("1.2s", units.DURATION, "1.2s"), ("300us", units.DURATION, "300us"),
+    ("16GiB", units.SIZE, "16GiB"), ("500MB", units.SIZE, "500MB"), ("15%", units.SHARE, "15%"),
+    ("2.0 J/inference", units.ENERGY, "2 J/inference"), ("1.2x", units.RATIO, "1.2x"), ("120/s", units.RATE, "120/s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "dimension", "shown"), SHOWN)
+def test_quantities_are_shown_as_people_write_them(typed: str, dimension: units.Dimension, shown: str) -> None:
+    assert show_quantity(parse_quantity(typed, dimension), dimension) == shown
