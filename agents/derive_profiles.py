@@ -1,0 +1,155 @@
+"""Derives the profiles of emulated devices from a device catalogue: `derive_profiles.py device_catalogue.csv`.
+
+The catalogue holds results of MLPerf Inference, SingleStream (one request in flight). An emulated device is fitted to
+one row, ResNet-50 v1.5: all rates are that model's work over the row's latency, so the profile gives back its row
+exactly and any other model by its FLOPs and bytes. Launch costs are inside these rates. Watts are the row's joules over
+its latency, of the whole system at the wall. What the row does not tell (power at idle) is left out, not guessed.
+"""
+
+import csv
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+LICENCE = (
+    "MLPerf Inference results, MLCommons, rearranged by mlcommons/cm4mlperf-results (84d8b84c6d6e), Apache-2.0. "
+    "The MLPerf name is a trademark of MLCommons. Not verified by MLCommons; an emulation, not a submission."
+)
+FLOAT_BYTES = 4
+STAGES = ((3, 64, 256, 56), (4, 128, 512, 28), (6, 256, 1024, 14), (3, 512, 2048, 7))
+"""Of ResNet-50: blocks, inner channels, outer channels, side of the stage's images (He et al., 2015, table 1)."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A profile and the row it comes from (the end of the catalogue's `source`)."""
+
+    name: str
+    kind: str
+    vendor: str
+    native_provider: str
+    row: str
+    memory_row: str
+
+
+WANTED = (
+    Wanted(
+        "nvidia-l4",
+        "gpu",
+        "NVIDIA",
+        "TensorrtExecutionProvider",
+        "v3.0/closed/Dell/results/XR5610_L4x1_TRT_MaxQ/resnet50/SingleStream",
+        "",
+    ),
+    Wanted(
+        "orin-nx-16g",
+        "gpu",
+        "NVIDIA",
+        "TensorrtExecutionProvider",
+        "v3.1/closed/NVIDIA/results/Orin_NX_TRT_MaxQ/resnet50/SingleStream",
+        "",
+    ),
+    Wanted(
+        "qualcomm-ai100-dm2",
+        "npu",
+        "Qualcomm",
+        "QNNExecutionProvider",
+        "v3.1/closed/Qualcomm/results/gloria_highend/resnet50/singlestream",
+        "",
+    ),
+    Wanted(
+        "rk3588s",
+        "cpu",
+        "Rockchip",
+        "ArmNNExecutionProvider",
+        "v3.0/closed/Krai/results/firefly-armnn-v22.11-neon/resnet50/singlestream",
+        # the same board, in the row of its graphics processor, which alone states the memory
+        "v3.0/closed/Krai/results/firefly-armnn-v22.11-opencl/resnet50/singlestream",
+    ),
+)
+
+
+def resnet50_work() -> tuple[float, float]:
+    """(FLOPs, bytes read and written) of ResNet-50 v1.5 at batch 1, 224 x 224, fp32, batch normalisation folded in.
+
+    A multiply-add is 2 FLOPs. Counted as a ModelProfile counts: each operator reads its inputs and weights and writes
+    its outputs.
+    """
+    flops = moved = 0.0
+
+    def conv(inputs: int, outputs: int, kernel: int, side_in: int, side_out: int) -> None:
+        nonlocal flops, moved
+        weights = inputs * outputs * kernel**2
+        flops += 2.0 * weights * side_out**2
+        moved += inputs * side_in**2 + weights + outputs + outputs * side_out**2
+
+    def relu(channels: int, side: int) -> None:
+        nonlocal moved
+        moved += 2 * channels * side**2
+
+    conv(3, 64, 7, 224, 112)
+    relu(64, 112)
+    moved += 64 * (112**2 + 56**2)
+    channels, side = 64, 56
+    for blocks, inner, outer, out in STAGES:
+        for block in range(blocks):
+            conv(channels, inner, 1, side, side)
+            relu(inner, side)
+            # v1.5 strides in the 3x3 convolution
+            conv(inner, inner, 3, side, out)
+            relu(inner, out)
+            conv(inner, outer, 1, out, out)
+            if block == 0:
+                conv(channels, outer, 1, side, out)
+            moved += 3 * outer * out**2
+            relu(outer, out)
+            channels, side = outer, out
+    moved += channels * side**2 + channels
+    flops += 2.0 * channels * 1000
+    moved += channels + channels * 1000 + 2 * 1000
+    return flops, moved * FLOAT_BYTES
+
+
+def profile(wanted: Wanted, rows: list[dict[str, str]]) -> dict[str, object]:
+    row = _row(wanted.row, rows)
+    memory = _row(wanted.memory_row or wanted.row, rows)
+    latency_s = float(row["latency_ms"]) / 1e3
+    joules = float(row["joules_per_query"])
+    flops, moved = resnet50_work()
+    sources = [row["source"]] + ([memory["source"]] if memory is not row else [])
+    return {
+        "name": wanted.name,
+        "kind": wanted.kind,
+        "vendor": wanted.vendor,
+        "model": row["device"],
+        "native_provider": wanted.native_provider,
+        "software": row["software"],
+        "memory_bytes": int(float(memory["device_mem_gb"]) * 1e9),
+        "parallelism": 1,
+        "resnet50_latency_s": latency_s,
+        "resnet50_joules": joules,
+        "flops_per_s": flops / latency_s,
+        "bytes_per_s": moved / latency_s,
+        "active_w": joules / latency_s,
+        "idle_w": None,
+        "sources": [f"device_catalogue.csv: {source}" for source in sources],
+        "licence": LICENCE,
+    }
+
+
+def _row(end: str, rows: list[dict[str, str]]) -> dict[str, str]:
+    (row,) = [row for row in rows if row["source"].endswith(end)]
+    return row
+
+
+def main(catalogue: Path, folder: Path) -> None:
+    with catalogue.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for wanted in WANTED:
+        text = json.dumps(profile(wanted, rows), indent=2) + "\n"
+        (folder / f"{wanted.name}.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(__file__).parent / "shoal/agent/devices/profiles")

@@ -1,0 +1,136 @@
+"""Emulated devices: the real model runs on this machine's processor, paced and metered by a named profile.
+
+Profiles lie in `profiles/`, written by `agents/derive_profiles.py` from published results, each with its rows named. Every
+answer takes the profile's time x `time_scale`; every figure that is reported (latency, joules) is the device's own, that is
+unscaled, and `Device.time_scale` says how much slower the answers came.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.agent.devices.host import Host
+from shoal.agent.devices.runtime import runtime_version
+from shoal.agent.ports import Clock, DriverOptions, Pace
+from shoal.types.codes import Code, refuse
+from shoal.types.device import Device, DeviceKind, EnergySource, Reading
+from shoal.types.receipt import Rates
+from shoal.types.units import Bytes, Seconds, Watts
+
+_PRECISIONS: Final = ("fp32", "fp16", "int8")
+"""The maker's compiler chose the precision for the published result, so the profile's rate stands for any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Emulated:
+    device: Device
+    pace: Pace
+
+
+class EmulatedDriver:
+    """One device for each name in `options.emulate`, called as its profile (`-2`, `-3` for more of one)."""
+
+    def __init__(self, clock: Clock, options: DriverOptions, root: Path = Path("/")) -> None:
+        """Raises ShoalError(FIELD_INVALID) for an unknown profile or a scale that is not above zero."""
+        if not (math.isfinite(options.time_scale) and options.time_scale > 0):
+            raise refuse(
+                Code.FIELD_INVALID, f"time scale {options.time_scale}", "a number above 0", "leave it out for 1"
+            )
+        self._clock = clock
+        self._host = Host(root)
+        self._devices: dict[str, _Emulated] = {}
+        for number, profile in enumerate(options.emulate):
+            earlier = options.emulate[:number].count(profile)
+            name = f"{profile}-{earlier + 1}" if earlier else profile
+            self._devices[name] = _emulate(name, _profile(profile), options.time_scale)
+
+    def discover(self) -> tuple[Device, ...]:
+        return tuple(emulated.device for emulated in self._devices.values())
+
+    def read(self, device: str) -> Reading:
+        """Free memory: the profile's, as far as this machine has it. Heat, power and use: unknown, as nothing runs there."""
+        emulated = self._of(device)
+        return Reading(
+            device=device,
+            free_bytes=Bytes(min(emulated.device.memory_bytes, self._host.free_bytes())),
+            utilisation=math.nan,
+            temperature_c=math.nan,
+            power_w=Watts(math.nan),
+            energy_j=math.nan,
+            taken_at=self._clock.wall(),
+        )
+
+    def pace(self, device: str) -> Pace | None:
+        return self._of(device).pace
+
+    def _of(self, device: str) -> _Emulated:
+        if device not in self._devices:
+            raise refuse(Code.DEVICE_LOST, f"no emulated device {device!r:.80}", ", ".join(self._devices) or "none", "")
+        return self._devices[device]
+
+
+def profiles() -> tuple[str, ...]:
+    """Names of all profiles that can be emulated."""
+    return tuple(
+        sorted(entry.name.removesuffix(".json") for entry in _folder().iterdir() if entry.name.endswith(".json"))
+    )
+
+
+def _emulate(name: str, profile: Mapping[str, Any], time_scale: float) -> _Emulated:
+    source = f"{profile['name']}: {'; '.join(profile['sources'])}"
+    rates = Rates(
+        matmul_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
+        conv_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
+        elementwise_bytes=profile["bytes_per_s"],
+        copy_bytes=profile["bytes_per_s"],
+        launch_s=Seconds(0.0),
+        node_s=Seconds(0.0),
+        load_bytes=math.nan,
+        idle_w=Watts(_number(profile["idle_w"])),
+        active_w=Watts(profile["active_w"]),
+        energy_source=EnergySource.PROFILE,
+    )
+    memory = Bytes(profile["memory_bytes"])
+    pace = Pace(profile["name"], source, rates, time_scale, memory, rates.active_w, rates.idle_w)
+    device = Device(
+        name=name,
+        kind=DeviceKind(profile["kind"]),
+        vendor=profile["vendor"],
+        model=profile["model"],
+        driver="emulated",
+        driver_version=profile["name"],
+        runtime_version=runtime_version(),
+        # what really runs the model, so that a model which this provider cannot run is known to be so
+        provider="CPUExecutionProvider",
+        memory_bytes=memory,
+        parallelism=profile["parallelism"],
+        attributes={
+            "native_provider": profile["native_provider"],
+            "software": profile["software"],
+            "licence": profile["licence"],
+        },
+        emulated=True,
+        profile=profile["name"],
+        profile_source=source,
+        time_scale=time_scale,
+    )
+    return _Emulated(device, pace)
+
+
+def _profile(name: str) -> Mapping[str, Any]:
+    if name not in profiles():
+        raise refuse(Code.FIELD_INVALID, f"no profile {name!r:.80}", f"one of {', '.join(profiles())}", "see `devices`")
+    found: Mapping[str, Any] = json.loads((_folder() / f"{name}.json").read_text())
+    return found
+
+
+def _folder() -> Any:
+    return resources.files("shoal.agent.devices") / "profiles"
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
