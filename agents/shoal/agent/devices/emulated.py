@@ -1,8 +1,8 @@
 """Emulated devices: the real model runs on this machine's processor, paced and metered by a named profile.
 
-Profiles lie in `profiles/`, written by `agents/derive_profiles.py` from published results, each with its rows named. Every
-answer takes the profile's time x `time_scale`; every figure that is reported (latency, joules) is the device's own, that is
-unscaled, and `Device.time_scale` says how much slower the answers came.
+Profiles lie in `profiles/`, written by `agents/derive_profiles.py` from published results, each with its rows named.
+Every answer takes the profile's time x `time_scale`; every figure that is reported (latency, joules) is the device's
+own, that is unscaled, and `Device.time_scale` says how much slower the answers came.
 """
 
 import json
@@ -52,7 +52,7 @@ class EmulatedDriver:
         return tuple(emulated.device for emulated in self._devices.values())
 
     def read(self, device: str) -> Reading:
-        """Free memory: the profile's, as far as this machine has it. Heat, power and use: unknown, as nothing runs there."""
+        """Free memory: the profile's, as far as this machine has it. Heat, power and use are unknown: nothing has any."""
         emulated = self._of(device)
         return Reading(
             device=device,
