@@ -1,0 +1,282 @@
+"""Routing: which replica, whose fault, what is turned away."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.core import routing
+from shoal.agent.core.routing import Condemned, Fault, Health, Limits, Load, Next, Tries
+from shoal.types.codes import Code, Refusal
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("acme", "reader")
+NOW = Elapsed(100.0)
+
+
+def endpoint(
+    name: str,
+    weight: float = 1.0,
+    state: EndpointState = EndpointState.READY,
+    kind: EndpointKind = EndpointKind.AGENT,
+) -> Endpoint:
+    return Endpoint(name, f"node-{name}", kind, "127.0.0.1:1", weight, state)
+
+
+def route(*endpoints: Endpoint, code: str = "", reason: str = "") -> Route:
+    return Route(KEY, 1, endpoints, code, reason)
+
+
+def picked(found: Endpoint | Refusal) -> str:
+    assert isinstance(found, Endpoint), found
+    return found.assignment
+
+
+HEALTH = st.builds(
+    Health,
+    outstanding=st.integers(0, 5),
+    failures=st.integers(0, 3),
+    ejected_until=st.none() | st.floats(90, 110).map(Elapsed),
+    service_s=st.none() | st.floats(0.001, 1).map(Seconds),
+)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[Route, dict[str, Health], frozenset[str]]:
+    names = [f"a{n}" for n in range(draw(st.integers(0, 5)))]
+    endpoints = tuple(
+        endpoint(
+            name,
+            draw(st.sampled_from([0.0, 0.1, 1.0, 3.0])),
+            draw(st.sampled_from(EndpointState)),
+            draw(st.sampled_from(EndpointKind)),
+        )
+        for name in names
+    )
+    health = {name: draw(HEALTH) for name in names if draw(st.booleans())}
+    return route(*endpoints), health, frozenset(name for name in names if draw(st.booleans()))
+
+
+@given(scenes(), st.integers(), st.sampled_from(["", "s1", "s2"]))
+def test_every_replica_at_most_once_and_never_one_that_takes_nothing(
+    scene: tuple[Route, dict[str, Health], frozenset[str]], seed: int, session: str
+) -> None:
+    where, health, here = scene
+    fit = {
+        e.assignment
+        for e in where.endpoints
+        if e.state is EndpointState.READY
+        and e.weight > 0
+        and (e.kind is not EndpointKind.LOCAL or e.assignment in here)
+    }
+    tried: list[str] = []
+    while True:
+        found = routing.choose(where, health, here, frozenset(tried), session, NOW, seed)
+        assert found == routing.choose(where, health, here, frozenset(tried), session, NOW, seed)
+        if isinstance(found, Refusal):
+            assert found.code is (Code.REPLICA_UNREACHABLE if fit else Code.MODEL_NOT_READY)
+            break
+        assert found.assignment in fit
+        assert found.assignment not in tried
+        well = [n for n in fit - set(tried) if (h := health.get(n)) is None or h.ejected_until is None]
+        state = health.get(found.assignment, Health())
+        if well and state.ejected_until is not None:
+            assert state.ejected_until <= NOW
+            assert state.outstanding == 0
+        tried.append(found.assignment)
+    assert set(tried) == fit
+
+
+def test_light_load_is_shared_by_weights() -> None:
+    where = route(endpoint("a", 3.0), endpoint("b", 1.0))
+    count = Counter(picked(routing.choose(where, {}, frozenset(), frozenset(), "", NOW, n)) for n in range(4000))
+    assert count["a"] / 4000 == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_busy_replica_gives_way_to_the_least_crowded_for_its_weight() -> None:
+    where = route(endpoint("a"), endpoint("b"))
+    health = {"a": Health(outstanding=3), "b": Health(outstanding=1)}
+    assert {picked(routing.choose(where, health, set(), set(), "", NOW, n)) for n in range(50)} == {"b"}
+    canary = route(endpoint("a", 9.0), endpoint("b", 1.0))
+    one = {"a": Health(outstanding=1)}
+    count = Counter(picked(routing.choose(canary, one, set(), set(), "", NOW, n)) for n in range(1000))
+    assert count["b"] < 200, "a step of a migration stays near its weight"
+
+
+def test_sessions_stay_together_and_move_only_when_they_must() -> None:
+    where = route(*(endpoint(f"a{n}") for n in range(4)))
+    sessions = [f"s{n}" for n in range(100)]
+    homes = {s: picked(routing.choose(where, {}, set(), set(), s, NOW, 1)) for s in sessions}
+    again = {s: picked(routing.choose(where, {}, set(), set(), s, NOW, 2)) for s in sessions}
+    assert homes == again
+    assert len(set(homes.values())) == 4
+    fewer = route(*where.endpoints[1:])
+    moved = {s: picked(routing.choose(fewer, {}, set(), set(), s, NOW, 1)) for s in sessions}
+    assert all(moved[s] == home for s, home in homes.items() if home != "a0")
+
+
+def test_an_ejected_replica_is_probed_back_with_one_request() -> None:
+    where = route(endpoint("a"), endpoint("b"))
+    bad = routing.failed(routing.sent(Health()), "a", Fault.REPLICA, NOW)
+    assert bad.ejected_until is not None
+    health = {"a": bad}
+    assert {picked(routing.choose(where, health, set(), set(), "", NOW, n)) for n in range(50)} == {"b"}
+    later = Elapsed(bad.ejected_until)
+    seen = {picked(routing.choose(where, health, set(), set(), "", later, n)) for n in range(50)}
+    assert seen == {"a", "b"}
+    probing = {"a": routing.sent(bad)}
+    assert {picked(routing.choose(where, probing, set(), set(), "", later, n)) for n in range(50)} == {"b"}
+    well = routing.answered(routing.sent(bad), Seconds(0.1), 0)
+    assert (well.failures, well.ejected_until, well.outstanding) == (0, None, 0)
+
+
+def test_the_only_replica_is_tried_even_when_ejected() -> None:
+    bad = {"a": routing.failed(routing.sent(Health()), "a", Fault.CRASH, NOW)}
+    assert picked(routing.choose(route(endpoint("a")), bad, set(), set(), "", NOW, 1)) == "a"
+    assert not routing.ready(route(endpoint("a")), bad, set(), NOW)
+
+
+def test_back_off_grows_but_one_death_counts_once() -> None:
+    health = Health(outstanding=3)
+    for _ in range(3):
+        health = routing.failed(health, "a", Fault.CRASH, NOW)
+    assert (health.failures, health.outstanding) == (1, 0)
+    spans = []
+    now = NOW
+    for _ in range(12):
+        health = routing.failed(routing.sent(health), "a", Fault.REPLICA, now)
+        assert health.ejected_until is not None
+        spans.append(health.ejected_until - now)
+        now = Elapsed(health.ejected_until)
+    assert spans[-1] > 10 * spans[0]
+    assert max(spans) <= routing.EJECT_CAP_S
+
+
+def test_a_replica_that_hangs_is_ejected_after_some_deadlines() -> None:
+    health = Health()
+    for _ in range(routing.LATE_LIMIT):
+        assert health.ejected_until is None
+        health = routing.failed(routing.sent(health), "a", Fault.LATE, NOW)
+    assert health.ejected_until is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        (Code.INVALID_ARGUMENT, Fault.REQUEST),
+        (Code.RUNTIME_FAILED, Fault.REQUEST),
+        (Code.REQUEST_CRASHED_WORKER, Fault.REQUEST),
+        (Code.OVERLOADED, Fault.BUSY),
+        (Code.DEADLINE_EXCEEDED, Fault.LATE),
+        (Code.MODEL_NOT_READY, Fault.REPLICA),
+        (Code.REPLICA_UNREACHABLE, Fault.REPLICA),
+        (Code.CERT_EXPIRED, Fault.REPLICA),
+        (Code.WORKER_CRASHED, Fault.CRASH),
+    ],
+)
+def test_whose_fault(code: Code, fault: Fault) -> None:
+    assert routing.fault_of(code) is fault
+
+
+FIRST = Tries()
+CRASHED = Tries(frozenset({"a"}), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries", "idempotent", "sent", "expected"),
+    [
+        (Fault.REQUEST, FIRST, True, True, Next.DELIVER),
+        (Fault.LATE, FIRST, True, True, Next.DELIVER),
+        (Fault.BUSY, FIRST, True, True, Next.RETRY),
+        (Fault.REPLICA, FIRST, True, True, Next.RETRY),
+        (Fault.REPLICA, CRASHED, True, True, Next.RETRY),
+        (Fault.CRASH, FIRST, True, True, Next.RETRY),
+        (Fault.CRASH, CRASHED, True, True, Next.CONDEMN),
+        (Fault.CRASH, FIRST, False, True, Next.DELIVER),
+        (Fault.REPLICA, FIRST, False, True, Next.DELIVER),
+        (Fault.REPLICA, FIRST, False, False, Next.RETRY),
+        (Fault.BUSY, FIRST, False, True, Next.RETRY),
+    ],
+)
+def test_what_becomes_of_a_failure(fault: Fault, tries: Tries, idempotent: bool, sent: bool, expected: Next) -> None:
+    assert routing.judge(fault, tries, idempotent=idempotent, sent=sent) is expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "blamed"),
+    [
+        (None, frozenset(), False),
+        (frozenset(), frozenset(), True),
+        (frozenset({b"x"}), frozenset({b"y"}), True),
+        (frozenset({b"x"}), frozenset(), True),
+        (frozenset({b"x", b"y"}), frozenset({b"x", b"y"}), False),
+    ],
+)
+def test_a_request_is_blamed_only_if_nothing_else_explains_both_crashes(
+    first: frozenset[bytes] | None, second: frozenset[bytes], blamed: bool
+) -> None:
+    assert routing.blamed(Tries(frozenset(), first), second) is blamed
+
+
+TIGHT = Limits(per_replica=4, per_tenant=6, total_bytes=1000)
+EMPTY = Load(0, 0, Bytes(0))
+
+
+def admit(load: Load, left_s: float = 10.0, size: int = 10, **health: Health) -> tuple[Code, float | None] | None:
+    where = route(endpoint("a"), endpoint("b"))
+    turned = routing.admit(where, health, set(), load, Seconds(left_s), Bytes(size), TIGHT)
+    return turned and (turned.refusal.code, turned.retry_after_s)
+
+
+def test_what_may_wait() -> None:
+    assert admit(EMPTY) is None
+    assert admit(Load(7, 0, Bytes(0))) is None
+    for load in (Load(8, 0, Bytes(0)), Load(0, 6, Bytes(0)), Load(1, 1, Bytes(995))):
+        turned = admit(load)
+        assert turned is not None
+        assert turned[0] is Code.OVERLOADED
+        assert turned[1] is not None
+        assert turned[1] > 0
+    assert admit(EMPTY, size=5000) is None, "one request alone always fits: its size has a cap of its own"
+
+
+def test_what_cannot_be_met_in_time_is_refused_at_once() -> None:
+    slow = Health(outstanding=4, service_s=Seconds(0.5))
+    assert admit(EMPTY, left_s=3.0, a=slow, b=slow) is None
+    turned = admit(EMPTY, left_s=1.0, a=slow, b=slow)
+    assert turned is not None
+    assert turned[0] is Code.OVERLOADED
+    assert turned[1] == pytest.approx(1.5)
+    assert admit(EMPTY, left_s=1.0, a=slow) is None, "the other replica is free"
+    idle = Health(service_s=Seconds(60.0))
+    assert admit(EMPTY, left_s=1.0, a=idle, b=idle) is None, "an old estimate never locks a replica out"
+
+
+def test_nobody_serves_it() -> None:
+    waiting = route(code="MEMORY_SHORT", reason="12 MiB free, 40 MiB needed")
+    turned = routing.admit(waiting, {}, set(), EMPTY, Seconds(1.0), Bytes(1), TIGHT)
+    assert turned is not None
+    assert turned.refusal.code is Code.MODEL_NOT_READY
+    assert "MEMORY_SHORT" in turned.refusal.found
+    assert turned.retry_after_s is not None
+
+
+def test_service_time_is_learnt_from_answers() -> None:
+    health = Health()
+    for _ in range(30):
+        health = routing.answered(routing.sent(health), Seconds(0.4), 3)
+    assert health.service_s == pytest.approx(0.1)
+
+
+def test_condemned_requests_are_forgotten_in_time_and_in_number() -> None:
+    condemned = Condemned(keep_s=10.0, size=3)
+    for n in range(5):
+        condemned.add(bytes([n]), NOW)
+    assert len(condemned) == 3
+    assert condemned.left_s(b"\x00", NOW) is None
+    assert condemned.left_s(b"\x04", Elapsed(NOW + 4)) == pytest.approx(6.0)
+    assert condemned.left_s(b"\x04", Elapsed(NOW + 10)) is None
+    assert len(condemned) == 2

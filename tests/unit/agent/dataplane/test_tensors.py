@@ -1,0 +1,263 @@
+"""REST bodies: JSON and binary tensors to messages and back, bit for bit, and what is refused."""
+
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.dataplane.request import read
+from shoal.agent.dataplane.tensors import Wanted, load_json, request_of, response_of
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Code, ShoalError
+
+FORMATS = {
+    "BOOL": "?",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}
+
+
+def body(**tensor: Any) -> bytes:
+    return json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", **tensor}]}).encode()
+
+
+def echo(message: oip.ModelInferRequest) -> bytes:
+    return oip.ModelInferResponse(
+        model_name=message.model_name,
+        id=message.id,
+        outputs=[
+            oip.ModelInferResponse.InferOutputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
+            for t in message.inputs
+        ],
+        raw_output_contents=message.raw_input_contents,
+    ).SerializeToString()
+
+
+@st.composite
+def raw_tensors(draw: st.DrawFn) -> tuple[str, list[int], bytes]:
+    datatype = draw(st.sampled_from(sorted(FORMATS)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    count = math.prod(shape)
+    size = struct.calcsize(f"<{FORMATS[datatype]}")
+    if datatype == "BOOL":
+        return datatype, shape, draw(st.lists(st.integers(0, 1), min_size=count, max_size=count).map(bytes))
+    raw = draw(st.binary(min_size=count * size, max_size=count * size))
+    # JSON has one NaN only: its payload does not survive
+    numbers = struct.unpack(f"<{count}{FORMATS[datatype]}", raw)
+    raw = struct.pack(f"<{count}{FORMATS[datatype]}", *(0 if number != number else number for number in numbers))
+    return datatype, shape, raw
+
+
+@given(raw_tensors(), st.booleans())
+def test_json_carries_every_number_exactly(tensor: tuple[str, list[int], bytes], nested: bool) -> None:
+    datatype, shape, raw = tensor
+    count = math.prod(shape)
+    data: list[Any] = list(struct.unpack(f"<{count}{FORMATS[datatype]}", raw))
+    if nested and count:
+        for size in reversed(shape[1:]):
+            data = [data[i : i + size] for i in range(0, len(data), size)]
+    message, wanted = request_of("m", "", body(shape=shape, datatype=datatype, data=data), None)
+    assert message.raw_input_contents[0] == raw
+    text, json_length = response_of(echo(message), wanted)
+    assert json_length is None
+    output = json.loads(text)["outputs"][0]
+    again, _ = request_of("m", "", json.dumps({"inputs": [output]}).encode(), None)
+    assert again.raw_input_contents[0] == raw
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=8), max_size=4))
+def test_json_carries_text(texts: list[str]) -> None:
+    message, wanted = request_of("m", "", body(shape=[len(texts)], datatype="BYTES", data=texts), None)
+    answer, _ = response_of(echo(message), wanted)
+    assert json.loads(answer)["outputs"][0]["data"] == texts
+
+
+def test_special_numbers_travel_as_triton_writes_them() -> None:
+    text = b'{"inputs":[{"name":"x","shape":[3],"datatype":"FP32","data":[NaN,Infinity,-Infinity]}]}'
+    message, wanted = request_of("m", "", text, None)
+    answer, _ = response_of(echo(message), wanted)
+    assert b'"data":[NaN,Infinity,-Infinity]' in answer
+
+
+def test_binary_both_ways_and_mixed() -> None:
+    bf16, text = b"\x01\x02\x03\x04", struct.pack("<I", 1) + b"\xff"
+    document = {
+        "id": "i",
+        "parameters": {"sequence_id": 7, "p": True, "q": 1.5, "s": "t"},
+        "inputs": [
+            {"name": "a", "shape": [2], "datatype": "BF16", "parameters": {"binary_data_size": 4}},
+            {"name": "j", "shape": [1], "datatype": "INT8", "data": [-3]},
+            {"name": "b", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}},
+        ],
+        "outputs": [
+            {"name": "a", "parameters": {"binary_data": True, "classification": 3}},
+            {"name": "j"},
+            {"name": "b", "parameters": {"binary_data": True}},
+        ],
+    }
+    head = json.dumps(document).encode()
+    message, wanted = request_of("m", "1", head + bf16 + text, len(head))
+    assert list(message.raw_input_contents) == [bf16, b"\xfd", text]
+    assert message.parameters["sequence_id"].int64_param == 7
+    assert message.outputs[0].parameters["classification"].int64_param == 3
+    assert read(message.SerializeToString()).session == "7"
+    answer, json_length = response_of(echo(message), wanted)
+    assert json_length is not None
+    found = json.loads(answer[:json_length])
+    assert [o.get("data") for o in found["outputs"]] == [None, [-3], None]
+    assert answer[json_length:] == bf16 + text
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"", Code.INVALID_ARGUMENT),
+        (b"[]", Code.INVALID_ARGUMENT),
+        (b"\xff\xfe", Code.INVALID_ARGUMENT),
+        (b"{}", Code.INVALID_ARGUMENT),
+        (b'{"inputs":{}}', Code.INVALID_ARGUMENT),
+        (b'{"inputs":[7]}', Code.INVALID_ARGUMENT),
+        (b'{"inputs":[],"inputs":[]}', Code.INVALID_ARGUMENT),
+        (b'{"inputs":[],"id":7}', Code.INVALID_ARGUMENT),
+        (b'{"inputs":[],"id":"\\ud800"}', Code.INVALID_ARGUMENT),
+        (b'{"inputs":[],"parameters":{"a":{}}}', Code.INVALID_ARGUMENT),
+        (b'{"inputs":[],"parameters":{"a":99999999999999999999}}', Code.INVALID_ARGUMENT),
+        (b'{"inputs":' + b"[" * 100_000, Code.INVALID_ARGUMENT),
+        (b'{"a":' * 50_000, Code.INVALID_ARGUMENT),
+        (b'{"inputs":[' + b"9" * 5000 + b"]}", Code.INVALID_ARGUMENT),
+        (b"[" * 4_000_000, Code.TOO_LARGE),
+        (b'{"inputs":[{"data":[' + b"0," * 9_000_000 + b"0]}]}", Code.TOO_LARGE),
+        (body(), Code.INVALID_ARGUMENT),
+        (body(data=7), Code.INVALID_ARGUMENT),
+        (body(data=[1, 2]), Code.INVALID_ARGUMENT),
+        (body(data=[]), Code.INVALID_ARGUMENT),
+        (body(data=["1"]), Code.INVALID_ARGUMENT),
+        (body(data=[True]), Code.INVALID_ARGUMENT),
+        (body(data=[None]), Code.INVALID_ARGUMENT),
+        (body(data=[[1]]), Code.INVALID_ARGUMENT),
+        (body(data=[1e300]), Code.INVALID_ARGUMENT),
+        (body(data=[70000.0], datatype="FP16"), Code.INVALID_ARGUMENT),
+        (body(data=[128], datatype="INT8"), Code.INVALID_ARGUMENT),
+        (body(data=[-1], datatype="UINT64"), Code.INVALID_ARGUMENT),
+        (body(data=[1.0], datatype="INT32"), Code.INVALID_ARGUMENT),
+        (body(data=[1], datatype="BOOL"), Code.INVALID_ARGUMENT),
+        (body(data=[1.0], datatype="BF16"), Code.INVALID_ARGUMENT),
+        (body(data=["\ud800"], datatype="BYTES"), Code.INVALID_ARGUMENT),
+        (body(data=[1], datatype="FP8"), Code.INVALID_ARGUMENT),
+        (body(data=[1], shape=[-1]), Code.INVALID_ARGUMENT),
+        (body(data=[1], shape=[True]), Code.INVALID_ARGUMENT),
+        (body(data=[1], shape=[2**63]), Code.INVALID_ARGUMENT),
+        (body(data=[1], shape="1"), Code.INVALID_ARGUMENT),
+        (body(data=[1], shape=[1] * 33), Code.INVALID_ARGUMENT),
+        (body(data=[1], shape=[2**31, 2**31]), Code.TOO_LARGE),
+        (body(data=[1], shape=[2**24 + 1]), Code.TOO_LARGE),
+        (body(data=[[1, 2], [3]], shape=[2, 2]), Code.INVALID_ARGUMENT),
+        (body(data=[[1, 2], 3, 4], shape=[2, 2]), Code.INVALID_ARGUMENT),
+        (body(parameters={"binary_data_size": 1}), Code.INVALID_ARGUMENT),
+        (body(parameters={"binary_data_size": -1}), Code.INVALID_ARGUMENT),
+        (body(data=[1], parameters={"binary_data_size": 0}), Code.INVALID_ARGUMENT),
+    ],
+)
+def test_what_is_refused(text: bytes, code: Code) -> None:
+    with pytest.raises(ShoalError) as refused:
+        request_of("m", "", text, None)
+    assert refused.value.code is code
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("header_length", [-1, 10_000])
+def test_a_header_length_that_lies(header_length: int) -> None:
+    with pytest.raises(ShoalError):
+        request_of("m", "", b'{"inputs":[]}', header_length)
+
+
+def test_bytes_that_belong_to_nobody() -> None:
+    with pytest.raises(ShoalError) as refused:
+        request_of("m", "", b'{"inputs":[]}xyz', 13)
+    assert "3 bytes" in str(refused.value)
+
+
+@pytest.mark.parametrize(("datatype", "raw"), [("BF16", b"\0\0"), ("BYTES", struct.pack("<I", 1) + b"\xff")])
+def test_outputs_that_json_cannot_carry(datatype: str, raw: bytes) -> None:
+    answer = oip.ModelInferResponse(
+        outputs=[oip.ModelInferResponse.InferOutputTensor(name="y", datatype=datatype, shape=[1])],
+        raw_output_contents=[raw],
+    ).SerializeToString()
+    with pytest.raises(ShoalError) as refused:
+        response_of(answer, Wanted(False, {}))
+    assert "binary_data" in refused.value.refusal.asked
+
+
+def test_brackets_in_text_do_not_count_against_it_until_there_are_millions() -> None:
+    assert load_json(json.dumps({"a": "[{," * 10_000}).encode())
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (b"\xff\xff", Code.INVALID_ARGUMENT),
+        (oip.ModelInferRequest().SerializeToString(), Code.INVALID_ARGUMENT),
+        (
+            oip.ModelInferRequest(
+                model_name="m",
+                inputs=[oip.ModelInferRequest.InferInputTensor(name="x", datatype="INT64", shape=[2**40])],
+            ).SerializeToString(),
+            Code.TOO_LARGE,
+        ),
+        (
+            oip.ModelInferRequest(
+                model_name="m",
+                inputs=[oip.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[2**22])],
+            ).SerializeToString(),
+            Code.TOO_LARGE,
+        ),
+        (
+            oip.ModelInferRequest(
+                model_name="m", parameters={"timeout": oip.InferParameter(string_param="soon")}
+            ).SerializeToString(),
+            Code.INVALID_ARGUMENT,
+        ),
+        (
+            oip.ModelInferRequest(
+                model_name="m",
+                outputs=[
+                    oip.ModelInferRequest.InferRequestedOutputTensor(
+                        name="y", parameters={"shared_memory_region": oip.InferParameter(string_param="r")}
+                    )
+                ],
+            ).SerializeToString(),
+            Code.UNIMPLEMENTED,
+        ),
+    ],
+)
+def test_what_no_model_may_get(request_: bytes, code: Code) -> None:
+    with pytest.raises(ShoalError) as refused:
+        read(request_)
+    assert refused.value.code is code
+
+
+def test_what_the_front_reads() -> None:
+    asked = read(
+        oip.ModelInferRequest(
+            model_name="m",
+            id="7",
+            parameters={
+                "timeout": oip.InferParameter(int64_param=1500),
+                "sequence_id": oip.InferParameter(string_param="s"),
+            },
+        ).SerializeToString()
+    )
+    assert (asked.model, asked.id, asked.session, asked.timeout_s) == ("m", "7", "s", 0.0015)
