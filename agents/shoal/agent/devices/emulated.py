@@ -52,7 +52,7 @@ class EmulatedDriver:
         return tuple(emulated.device for emulated in self._devices.values())
 
     def read(self, device: str) -> Reading:
-        """Free memory: the profile's, as far as this machine has it. Heat, power and use are unknown: nothing has any."""
+        """Free memory: the profile's, as far as this machine has it. Heat, power and use are unknown."""
         emulated = self._of(device)
         return Reading(
             device=device,
