@@ -78,9 +78,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.model.samples": _MIGRATION,
         "spec.traffic.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="origin"),
         "spec.traffic.rate": Live(_PLACEMENT, (Code.UTILISATION_SHORT,), reads="rate"),
-        "spec.traffic.peak": Live(
-            _PLACEMENT, (Code.UTILISATION_SHORT,), note="the rate where it is not given", reads="peak"
-        ),
+        "spec.traffic.peak": Later("forecasts: placement reads the rate"),
         "spec.batching.max": Live(_PLACEMENT, only=(1,), reads="max_batch"),
         "spec.batching.delay": Later("batching"),
         "spec.capture.consent": Live("shoal.policies.check", (Code.CONSENT_MISSING,), only=(False,), reads="consent"),
@@ -110,7 +108,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.require.availability.standby": Live(
             _PLACEMENT, only=("none",), note="warm: federation; staged: migration"
         ),
-        "spec.require.availability.recovery": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="recovery_s"),
+        "spec.require.availability.recovery": Live(
+            _WORKLOADS, note="what `shoal doctor` holds the region to", reads="recovery_s"
+        ),
         "spec.require.trust.capability": Live(_PLACEMENT, (Code.CAPABILITY_UNMEASURED,), reads="measured_only"),
         "spec.require.trust.within": Live(_PLACEMENT, (Code.CAPABILITY_STALE,), reads="measured_within_s"),
         "spec.require.trust.signed_model.keys": Later("signed models"),
@@ -309,7 +309,7 @@ def _zeros(value: Any, paths: Seq[tuple[str, ...]]) -> Rule:
         found = value
         for step in path:
             found = getattr(found, step, None)
-        if found == 0 and found is not None:
+        if found == 0:
             yield (
                 path,
                 _unreachable(f"{path[-1]} of zero", "more than zero", "nothing can meet it: raise it, or remove it"),
@@ -453,15 +453,6 @@ def _workload(workload: Workload) -> Rule:
         path = ("spec", "traffic", index)
         if not traffic.rate:
             yield (*path, "rate"), _no_effect("a rate of zero", "more than zero", "remove this traffic")
-        if traffic.peak is not None and traffic.peak < traffic.rate:
-            yield (
-                (*path, "peak"),
-                _unreachable(
-                    f"peak {shown(traffic, 'peak')} below rate {shown(traffic, 'rate')}",
-                    "peak at least rate",
-                    "raise peak, or remove it",
-                ),
-            )
         if traffic.origin in [other.origin for other in spec.traffic[:index]]:
             yield (*path, "from"), _no_effect(f"{traffic.origin!r} again", "each origin once", "add the rates up")
 

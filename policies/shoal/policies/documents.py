@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Mapping as Map
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -17,7 +18,9 @@ from shoal.policies.parse import Mapping, Node, Position, Problem, Scalar, key_o
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.workload import WorkloadKey
 
-DEFAULT_TENANT = "default"
+DEFAULT_TENANT: Final = "default"
+MAX_PROBLEMS: Final = 100
+"""Of one sort, in one document: enough to work on, and bounded work for whoever reads hostile text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +135,16 @@ def _typed(root: Node) -> tuple[Kind | None, list[Found]]:
     model = KINDS.get(str(kind.value)) if isinstance(kind, Scalar) else None
     if model is None:
         return None, [*found, (place_of(root, ("kind",)), _unknown_kind(None if kind is None else plain(kind)))]
-    found += check_fields(str(plain(root.entries["kind"])), root)
+    found += islice(check_fields(str(plain(root.entries["kind"])), root), MAX_PROBLEMS)
     value: Kind | None = None
     try:
         value = model.model_validate(plain(root))
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
+        for detail in error.errors(include_url=False)[:MAX_PROBLEMS]:
             if detail["input"] is not None and detail["loc"][:1] != ("apiVersion",):
                 found.append((_place(root, detail), _refusal(model, detail)))
     if value is not None:
-        found += check_sense(value, root)
+        found += islice(check_sense(value, root), MAX_PROBLEMS)
     return value, found
 
 
@@ -213,6 +216,7 @@ _ASKED = {
     "model_attributes_type": ("a mapping", "write {name: value}, or one name: value per line"),
     "greater_than_equal": ("at least {ge}", "raise it"),
     "less_than_equal": ("at most {le}", "lower it"),
+    "too_long": ("at most {max_length} entries", "shorten it"),
     "finite_number": ("a finite number", "write a plain number"),
 }
 

@@ -1,7 +1,7 @@
 """The four kinds, typed: what a document may say. What this release acts on is said by `check`, not here."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -31,6 +31,9 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, serialize_by_alias=True)
 
+
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], Field(max_length=256)]
 
 UNION_TAGS: Final = frozenset({"<mapping>", "<short>", "<word>", "<quantity>", "<all>", "<outputs>"})
 """How pydantic's locations name the form that a field was written in; no part of a document's path."""
@@ -76,7 +79,7 @@ PrecisionName = Literal["fp64", "fp32", "bf16", "fp16", "fp8", "int8", "int4"]
 
 
 class Precision(Part):
-    allow: tuple[PrecisionName, ...]
+    allow: Many[PrecisionName]
     tolerance: Tolerance | None = None
 
 
@@ -88,7 +91,7 @@ class Availability(Part):
 
 
 class SignedModel(Part):
-    keys: tuple[Name, ...]
+    keys: Many[Name]
 
 
 class Trust(Part):
@@ -104,7 +107,7 @@ class Require(Part):
 
     latency: Latency | None = None
     where: Selector | None = None
-    residency: tuple[Name, ...] | None = None
+    residency: Many[Name] | None = None
     precision: Precision | None = None
     availability: Availability | None = None
     trust: Trust | None = None
@@ -138,7 +141,7 @@ class RelaxedLatency(Part):
 
 
 class RelaxedPrecision(Part):
-    allow: tuple[PrecisionName, ...]
+    allow: Many[PrecisionName]
 
 
 class RelaxedLimits(Part):
@@ -158,7 +161,7 @@ class Relax(Part):
 class Delegation(Part):
     delegate: Literal["never", "when-infeasible", "when-better"] = "never"
     margin: Share | None = None
-    to: tuple[Pattern, ...] = ()
+    to: Many[Pattern] = ()
     term: Duration | None = None
 
 
@@ -181,7 +184,7 @@ class Guard(Part):
 
 
 class Shift(Part):
-    steps: tuple[Share, ...]
+    steps: Many[Share]
     hold: Duration | None = None
     guard: Guard | None = None
 
@@ -199,7 +202,7 @@ class Migration(Part):
     allow_gap: Duration | None = None
     shift: Shift | None = None
     drain: Duration | None = None
-    windows: tuple[Window, ...] = ()
+    windows: Many[Window] = ()
 
 
 Forever = Annotated[
@@ -226,12 +229,12 @@ class PolicySpec(Part):
     require: Require = Require()
     limits: Limits = Limits()
     optimize: Optimize | None = None
-    relax: tuple[Relax, ...] = ()
+    relax: Many[Relax] = ()
     federation: Delegation | None = None
     migration: Migration | None = None
     partition: Partition = Partition()
     priority: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    schedule: tuple[Schedule, ...] = ()
+    schedule: Many[Schedule] = ()
 
 
 class Named(Part):
@@ -252,7 +255,7 @@ class Variant(Part):
 
 class Model(Part):
     source: Line
-    variants: tuple[Variant, ...] = ()
+    variants: Many[Variant] = ()
     samples: Line | None = None
 
 
@@ -287,7 +290,7 @@ Session = Annotated[
 
 class WorkloadSpec(Part):
     model: Model
-    traffic: tuple[TrafficSource, ...] = ()
+    traffic: Many[TrafficSource] = ()
     batching: Batching = Batching()
     capture: Capture = Capture()
     session: Session = "stateless"
@@ -298,7 +301,7 @@ class WorkloadSpec(Part):
 class WorkloadMetadata(Part):
     name: Name
     tenant: Name = "default"
-    labels: dict[Name, Line] = {}
+    labels: Annotated[dict[Name, Line], Field(max_length=64)] = {}
 
 
 class Workload(Part):
@@ -318,8 +321,8 @@ class TenantQuota(Part):
 class TenantSpec(Part):
     quota: TenantQuota = TenantQuota()
     weight: Weight | None = None
-    regions: tuple[Pattern, ...] = ()
-    clients: tuple[Line, ...] = ()
+    regions: Many[Pattern] = ()
+    clients: Many[Line] = ()
 
 
 class Tenant(Part):
@@ -354,7 +357,7 @@ CarbonSignal = Annotated[
 
 class Trade(Part):
     partner: Pattern = Field(alias="with")
-    tenants: tuple[Pattern, ...] = ("*",)
+    tenants: Many[Pattern] = ("*",)
     hold_share: Share | None = None
 
 
@@ -362,7 +365,7 @@ class RegionSpec(Part):
     location: Location = Location()
     price: Price | None = None
     carbon: CarbonSignal | None = None
-    trade: tuple[Trade, ...] = ()
+    trade: Many[Trade] = ()
 
 
 class Region(Part):

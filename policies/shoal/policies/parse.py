@@ -91,13 +91,13 @@ class Parsed:
 def parse(name: str, text: str | bytes) -> Parsed:
     """The documents in `text`, empty ones left out. `name` is what problems call it: a file's path."""
     composer = _Composer()
+    roots: tuple[Node, ...] = ()
     try:
         roots = tuple(composer.documents(_decode(text)))
     except _Stop as stop:
         composer.problems.append((stop.at, stop.refusal))
-    if composer.problems:
-        return Parsed((), tuple(Problem(name, at.line, at.column, why) for at, why in composer.problems))
-    return Parsed(roots, ())
+    problems = tuple(Problem(name, at.line, at.column, why) for at, why in composer.problems)
+    return Parsed(() if problems else roots, problems)
 
 
 def plain(node: Node) -> Plain:

@@ -27,7 +27,7 @@ from shoal.types.units import (
 def refused(refusal: Refusal, **place: int) -> PydanticCustomError:
     """A refusal on its way through pydantic, which collects it with its location."""
     return PydanticCustomError(
-        str(refusal.code),
+        str(refusal.code),  # pyright: ignore[reportArgumentType] -- an enum's value is as literal as a string gets
         "{found}",
         {"found": refusal.found, "asked": refusal.asked, "remedy": refusal.remedy, **place},
     )

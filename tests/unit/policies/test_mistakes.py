@@ -74,6 +74,12 @@ MISTAKES = [
     ("no value", policy("  limits: {§cost: }\n"), Code.FIELD_INVALID, "give it a value"),
     ("infinite weight", policy("  optimize: {cost: §.inf}\n"), Code.FIELD_INVALID, ""),
     ("negative weight", policy("  optimize: {cost: §-1}\n"), Code.FIELD_INVALID, "raise"),
+    (
+        "list too long",
+        policy(f"  require: {{residency: §[{', '.join(f'r{number}' for number in range(300))}]}}\n"),
+        Code.FIELD_INVALID,
+        "shorten",
+    ),
     ("bool as label", workload("", "{name: w, labels: {a: §true}}"), Code.FIELD_INVALID, "quote"),
     # quantities
     ("no unit", policy("  require: {latency: {p95: §60}}\n"), Code.UNIT_MISSING, "20ms"),
@@ -181,7 +187,7 @@ MISTAKES = [
         Code.POLICY_UNREACHABLE,
         "and more",
     ),
-    ("peak below rate", workload("  traffic: [{from: a, rate: 9/s, peak: §8/s}]\n"), Code.POLICY_UNREACHABLE, "raise"),
+    ("peak", workload("  traffic: [{from: a, rate: 9/s, §peak: 10/s}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
     (
         "quota of nothing",
         "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {memory: §0B}}\n",

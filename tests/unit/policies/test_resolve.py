@@ -53,7 +53,7 @@ kind: Workload
 metadata: {name: receipt-text, tenant: shop, labels: {app: kiosk}}
 spec:
   model: {source: ./a.onnx, variants: [{source: ./b.onnx, precision: int8}, {source: ./c.onnx}]}
-  traffic: [{from: eu-west, rate: 120/s, peak: 300/s}, {from: eu-east, rate: 6/m}]
+  traffic: [{from: eu-west, rate: 120/s}, {from: eu-east, rate: 6/m}]
   policy: kiosk-ocr
 """
 DIGESTS = {f"./{name}.onnx": ModelRef("elsewhere", f"sha256:{name}", "fp16") for name in "abc"}
@@ -83,7 +83,7 @@ def test_policy_and_workload_become_an_intent() -> None:
     assert intent.limits == Limits(cost=units.UsdPerHour(1.5), energy=units.Joules(2.0))
     assert intent.weights == Weights(latency=0.2, cost=0.3, energy=0.5)
     assert intent.traffic == (
-        Traffic("eu-west", units.PerSecond(120.0), units.PerSecond(300.0)),
+        Traffic("eu-west", units.PerSecond(120.0), units.PerSecond(120.0)),
         Traffic("eu-east", units.PerSecond(0.1), units.PerSecond(0.1)),
     )
     assert intent.partition == PartitionRule(

@@ -8,4 +8,4 @@ KINDS: Final = ("policy", "workload", "tenant", "region")
 
 def template(kind: str = "policy") -> str:
     """The template of one of `KINDS`; valid as it stands."""
-    return (files(__package__) / f"{kind}.yaml").read_text(encoding="utf-8")
+    return (files("shoal.policies.templates") / f"{kind}.yaml").read_text(encoding="utf-8")
