@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 from shoal.coordinator.core.fleet.judge import held
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
@@ -15,13 +16,16 @@ from shoal.coordinator.core.prediction.demand import Demand, demand_of
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
-from shoal.types.assignment import Assignment, Measured, Observed, Served
+from shoal.types.assignment import Assignment, Measured, Served
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
 from shoal.types.units import (
+    CARBON,
+    COST,
     DURATION,
+    ENERGY,
     show_bytes,
     show_joules,
     show_quantity,
@@ -89,6 +93,10 @@ class Option:
     def slot(self) -> Slot:
         return Slot(self.state.name, self.device.name)
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        return self.state.name, self.device.name, self.model.digest
+
 
 class Scope:
     """One call of `place`: what is shared by all its workloads, computed once."""
@@ -99,6 +107,7 @@ class Scope:
         self._nodes = dict[str, dict[str, object]]()
         self._devices = dict[Slot, dict[str, object]]()
         self._models = dict[str, dict[str, object]]()
+        self._selected = dict[tuple[str, str, str, str], Refusal | None]()
         self._residency = frozenset(filter(None, (inputs.region.name, inputs.region.residency)))
 
     @cached_property
@@ -251,11 +260,13 @@ class Scope:
             yield Fault(Order.PRECISION, refusal, Give(precision=option.precision, distance=CATEGORY))
 
     def _selector(self, option: Option, where: str) -> Refusal | None:
-        try:
-            expression = Expression.compile(where)
-        except ShoalError as error:
-            return error.refusal
-        return expression.refusal(**self._seen(option))
+        key = (where, *option.names)
+        if key not in self._selected:
+            try:
+                self._selected[key] = Expression.compile(where).refusal(**self._seen(option))
+            except ShoalError as error:
+                self._selected[key] = error.refusal
+        return self._selected[key]
 
     def _device_faults(self, option: Option, require: Requirements) -> Iterator[Fault]:
         receipt, device = option.receipt, option.device
@@ -296,7 +307,7 @@ class Scope:
         age = max(0.0, self.inputs.wall - receipt.measured_at)
         if require.measured_within_s is not None and age > require.measured_within_s:
             found, asked = f"measured {show_seconds(age)} ago", f"within {show_seconds(require.measured_within_s)}"
-            give = Give(within_s=rounded_up(age * 1.1), distance=age / require.measured_within_s - 1)
+            give = Give(within_s=rounded_up(age * 1.1, DURATION), distance=age / require.measured_within_s - 1)
             yield Fault(Order.CAPABILITY, Refusal(Code.CAPABILITY_STALE, found, asked), give)
 
     def _figure_faults(self, option: Option, intent: Intent, require: Requirements, limits: Limits) -> Iterator[Fault]:
@@ -323,11 +334,17 @@ class Scope:
             yield Fault(order, Refusal(code, found, f"at most {show(limit)}"), _more(name, value * shares, limit))
 
 
+QUANTITIES = {"latency_p95_s": DURATION, "cost": COST, "energy": ENERGY, "carbon": CARBON}
+
+
 def _more(name: str, value: float, bound: float) -> Give:
-    """Room for `value` where `bound` was; without a bound where the value is unknown or has none."""
+    """Room for `value` where `bound` was; no bound at all where the value is unknown or has none."""
     if not math.isfinite(value):
-        return Give(**{name: math.inf}, distance=10 * CATEGORY)  # type: ignore[arg-type]
-    return Give(**{name: rounded_up(value)}, distance=value / bound - 1 if bound > 0 else CATEGORY)  # type: ignore[arg-type]
+        far, room = 10 * CATEGORY, math.inf
+    else:
+        far, room = (value / bound - 1 if bound > 0 else CATEGORY), rounded_up(value, QUANTITIES[name])
+    bounds: dict[str, Any] = {name: room}
+    return Give(distance=far, **bounds)
 
 
 def _show_carbon(value: float) -> str:
@@ -356,8 +373,3 @@ def utilisation_fault(option: Option, needed: float, booked: float, most: float,
         else physical(f"take other work off {slot}")
     )
     return Fault(Order.UTILISATION, Refusal(Code.UTILISATION_SHORT, found, asked), give)
-
-
-def observed_of(inputs: Inputs, node: str, assignment: Assignment) -> Observed | None:
-    state = inputs.fleet.nodes.get(node)
-    return None if state is None else state.observed.get(assignment.id)

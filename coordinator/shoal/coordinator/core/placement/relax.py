@@ -3,7 +3,16 @@
 import math
 from dataclasses import dataclass, replace
 
-from shoal.types.units import CARBON, COST, DURATION, ENERGY, Seconds, show_quantity
+from shoal.types.units import (
+    CARBON,
+    COST,
+    DURATION,
+    ENERGY,
+    Dimension,
+    Seconds,
+    parse_quantity,
+    show_quantity,
+)
 from shoal.types.workload import Limits, Relaxation, Requirements, Spread
 
 PHYSICAL = 1000.0
@@ -67,14 +76,23 @@ def typed(gives: tuple[Give, ...], require: Requirements, limits: Limits) -> str
     return "; ".join(part for part in (change, *advice) if part)
 
 
-def rounded_up(value: float, figures: int = 2) -> float:
-    """The next number of so many figures that is not smaller: what people type."""
+def rounded_up(value: float, dimension: Dimension) -> float:
+    """The next quantity of two figures that is not smaller, in the unit that people would type."""
     if not math.isfinite(value) or value <= 0:
         return value
-    exponent = figures - 1 - math.floor(math.log10(value))
-    scaled = math.ceil(value * 10**exponent * (1 - 1e-12))
-    rounded = scaled / 10**exponent if exponent >= 0 else float(scaled * 10**-exponent)
-    return rounded if rounded >= value else (scaled + 1) / 10**exponent
+    unit, factor = max(
+        ((unit, factor) for unit, factor in dimension.factors.items() if factor <= value),
+        key=lambda pair: pair[1],
+        default=min(dimension.factors.items(), key=lambda pair: pair[1]),
+    )
+    number = value / factor
+    step = 10.0 ** (math.floor(math.log10(number)) - 1)
+    rounded = value
+    for more in range(3):
+        rounded = parse_quantity(f"{(math.ceil(number / step) + more) * step:.12g}{unit}", dimension)
+        if rounded >= value:
+            break
+    return max(rounded, value)
 
 
 def _require(give: Give, require: Requirements) -> Requirements:

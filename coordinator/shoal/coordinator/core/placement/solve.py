@@ -1,0 +1,239 @@
+"""Choosing a workload's replicas at one setting of what may give."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from shoal.coordinator.core.fleet.commitments import NOTHING, admissible_bytes
+from shoal.coordinator.core.placement.books import Books, busy_share
+from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order, Scope, memory_fault, utilisation_fault
+from shoal.coordinator.core.placement.model import terms_of
+from shoal.coordinator.core.placement.rank import gain, score, tie, values
+from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical
+from shoal.coordinator.core.placement.standing import Fallen, Standing
+from shoal.types.codes import Code, Refusal
+from shoal.types.units import Bytes, show_bytes
+from shoal.types.workload import Intent, Limits, Requirements, Spread
+
+UTILISATION_MOST = 0.7
+"""Declared traffic may fill this share of a device: at 0.7 an M/D/1 queue adds about one service time."""
+GAIN_LEAST = 0.10
+"""When documents changed, a running replica yields only to one whose objective is better by this share."""
+BROKEN_MOST = 3
+"""Replicas of one workload that may lie broken before it is tried nowhere else: one bad model does not tour a fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A chosen replica. keeps: the current one that it is; None: a new one."""
+
+    option: Option
+    keeps: Standing | None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One setting, worked through. faults: by option; empty for those that were picked or only were not the best."""
+
+    require: Requirements
+    limits: Limits
+    picks: tuple[Pick, ...]
+    faults: tuple[tuple[Fault, ...], ...]
+    books: Books
+
+    @property
+    def full(self) -> bool:
+        return len(self.picks) >= self.require.replicas
+
+
+class Solver:
+    """One workload against the books of all others."""
+
+    def __init__(
+        self, scope: Scope, intent: Intent, standing: tuple[Standing, ...], fallen: tuple[Fallen, ...], books: Books
+    ) -> None:
+        for each in standing:
+            books = books.counted(scope, intent, each, -1)
+        self.scope = scope
+        self.intent = intent
+        self.standing = standing
+        self.fallen = fallen
+        self.books = books
+        self.terms = terms_of(intent)
+        self.broken = tuple(each for each in fallen if each.assignment.id in scope.inputs.broken)
+
+    @cached_property
+    def options(self) -> tuple[Option, ...]:
+        """Every (device, model) of the region; one that a current replica holds, as it measures there."""
+        scope, intent = self.scope, self.intent
+        held = {(*each.slot, each.assignment.model): each.option for each in self.standing}
+        failed = {(each.node, each.assignment.device, each.assignment.model): each.refusal for each in self.broken}
+        return tuple(
+            held.get((state.name, device.name, model.digest))
+            or scope.option(intent, model, state, device, broken=failed.get((state.name, device.name, model.digest)))
+            for model in intent.models
+            if model.digest in scope.inputs.profiles
+            for state, device in scope.devices
+        )
+
+    def unmoved(self) -> Level | None:
+        """The level at which nothing needs deciding: all that is wanted stands, confirmed under the terms of now."""
+        require = self.intent.require
+        if len(self.standing) != require.replicas:
+            return None
+        if not all(self.confirmed(each) and self._still_meets(each, require) for each in self.standing):
+            return None
+        books = self.books
+        for each in self.standing:
+            books = books.counted(self.scope, self.intent, each)
+        picks = tuple(Pick(each.option, each) for each in self.standing)
+        return Level(require, self.intent.limits, picks, (), books)
+
+    def solve(self, require: Requirements, limits: Limits) -> Level:
+        """Pick replicas one by one, best first. A current one that is confirmed stays; one whose documents changed
+        yields to a gain of `GAIN_LEAST`."""
+        scope, intent, options = self.scope, self.intent, self.options
+        faults = [scope.faults(option, intent, require, limits) for option in options]
+        staying = [each for each in self.standing if self.confirmed(each) and self._still_meets(each, require)]
+        yielding = [
+            each for each in self.standing if not self.confirmed(each) and self._may_stay(each, require, limits)
+        ]
+        rank = self._rank(faults, (*staying, *yielding), require)
+        order = [index for index in sorted(rank, key=rank.__getitem__) if not faults[index]]
+        places = {options[index].names: place for index, place in rank.items()}
+        for each in (staying, yielding):
+            each.sort(key=lambda one: (not one.ready, places[one.option.names], one.assignment.id))
+        picks = list[Pick]()
+        books = self.books
+        while len(picks) < require.replicas:
+            keeps = self._first(staying, picks, require)
+            best = None
+            if keeps is None:
+                best = self._best(order, picks, require, books)
+                keeps = self._first(yielding, picks, require)
+                if keeps is not None and best is not None and self._betters(best, keeps, require):
+                    keeps = None
+            if keeps is not None:
+                (staying if keeps in staying else yielding).remove(keeps)
+                picks.append(Pick(keeps.option, keeps))
+                books = books.counted(scope, intent, keeps)
+            elif best is not None:
+                picks.append(Pick(best, None))
+                busy = busy_share(scope, intent, best, require.replicas)
+                books = books.with_new(intent.key.tenant, best.slot, memory_needed(best), busy)
+            else:
+                break
+        full = len(picks) >= require.replicas
+        picked = {pick.option.names for pick in picks}
+        judged = tuple(
+            ()
+            if option.names in picked
+            else found or self._left_out(option, picks, require, self.books if full else books)
+            for option, found in zip(options, faults, strict=True)
+        )
+        return Level(require, limits, tuple(picks), judged, books)
+
+    def confirmed(self, standing: Standing) -> bool:
+        """Was this replica chosen, or confirmed, under the very terms that hold now?"""
+        return self.scope.inputs.terms.get(standing.assignment.id) == self.terms
+
+    # -- what may stay -----------------------------------------------------------------------------------------------
+
+    def _still_meets(self, standing: Standing, require: Requirements) -> bool:
+        return not any(fault.order in HARD for fault in self.scope.document_faults(standing.option, require))
+
+    def _may_stay(self, standing: Standing, require: Requirements, limits: Limits) -> bool:
+        """Under changed documents everything is asked again but the node's state: it takes nothing new here."""
+        found = self.scope.faults(standing.option, self.intent, require, limits)
+        return all(fault.order is Order.NODE for fault in found)
+
+    def _betters(self, best: Option, standing: Standing, require: Requirements) -> bool:
+        new = values(self.scope, best, self.intent, require.replicas)
+        old = values(self.scope, standing.option, self.intent, require.replicas)
+        return gain(new, old, self.intent.weights) >= GAIN_LEAST
+
+    def _first(self, current: Sequence[Standing], picks: list[Pick], require: Requirements) -> Standing | None:
+        return next((each for each in current if spread_allows(each.option, picks, require)), None)
+
+    # -- what may come -----------------------------------------------------------------------------------------------
+
+    def _rank(
+        self, faults: Sequence[tuple[Fault, ...]], current: Sequence[Standing], require: Requirements
+    ) -> dict[int, tuple[float, bytes]]:
+        """Score and tie-break by option, over those that fit or stand."""
+        stands = {each.option.names for each in current}
+        fits = [index for index, found in enumerate(faults) if not found or self.options[index].names in stands]
+        figures = [values(self.scope, self.options[index], self.intent, require.replicas) for index in fits]
+        _, scores = score(figures, self.intent.weights)
+        return {
+            index: (value, tie(self.scope.inputs.seed, str(self.intent.key), *self.options[index].names))
+            for index, value in zip(fits, scores, strict=True)
+        }
+
+    def _best(self, order: Sequence[int], picks: list[Pick], require: Requirements, books: Books) -> Option | None:
+        if len(self.broken) >= BROKEN_MOST:
+            return None
+        kept = {pick.keeps.assignment.id for pick in picks if pick.keeps is not None}
+        waiting = {each.option.names for each in self.standing if each.assignment.id not in kept}
+        for index in order:
+            option = self.options[index]
+            if option.names not in waiting and not self._crowded(option, picks, require, books):
+                return option
+        return None
+
+    def _left_out(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
+        """What kept an option out that is fit by itself. When all replicas are placed, the picks did not."""
+        found = self._crowded(option, picks, require, books)
+        full = len(picks) >= require.replicas
+        return tuple(fault for fault in found if not full or fault.order is not Order.SPREAD)
+
+    def _crowded(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
+        """Constraints that depend on what else is placed."""
+        admissible = admissible_bytes(option.device, option.state, books.memory.get(option.slot, NOTHING))
+        needed = memory_needed(option)
+        busy, booked = busy_share(self.scope, self.intent, option, require.replicas), books.busy.get(option.slot, 0.0)
+        found = (
+            memory_fault(option, needed, admissible),
+            utilisation_fault(option, busy, booked, UTILISATION_MOST, require.replicas),
+            self._quota(needed, books),
+            None if spread_allows(option, picks, require) else _spread_fault(option, require),
+        )
+        return tuple(fault for fault in found if fault is not None)
+
+    def _quota(self, needed: int, books: Books) -> Fault | None:
+        tenant = self.intent.key.tenant
+        quota = self.scope.inputs.quotas.get(tenant)
+        if quota is None:
+            return None
+        replicas, taken = books.replicas.get(tenant, 0), books.bytes.get(tenant, 0)
+        if quota.replicas is not None and replicas + 1 > quota.replicas:
+            refusal = Refusal(Code.QUOTA, f"{tenant} has {replicas} replicas", f"at most {quota.replicas}")
+            return Fault(Order.QUOTA, refusal, physical(f"quota: {{replicas: {replicas + 1}}} of tenant {tenant}"))
+        if quota.memory is not None and taken + needed > quota.memory:
+            refusal = Refusal(Code.QUOTA, f"{tenant} has {show_bytes(taken)}", f"at most {show_bytes(quota.memory)}")
+            more = show_bytes(taken + needed)
+            return Fault(Order.QUOTA, refusal, physical(f"quota: {{memory: {more}}} of tenant {tenant}"))
+        return None
+
+
+def memory_needed(option: Option) -> Bytes:
+    """What is committed for a new replica: the upper end of the prediction."""
+    return Bytes(0 if option.prediction is None else math.ceil(option.prediction.memory_bytes.high))
+
+
+def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) -> bool:
+    match require.spread:
+        case Spread.NONE:
+            return True
+        case Spread.DEVICE:
+            return all(pick.option.slot != option.slot for pick in picks)
+        case Spread.NODE:
+            return all(pick.option.slot.node != option.slot.node for pick in picks)
+
+
+def _spread_fault(option: Option, require: Requirements) -> Fault:
+    taken = option.slot.node if require.spread is Spread.NODE else f"{option.slot.node}/{option.slot.device}"
+    refusal = Refusal(Code.SPREAD_CONFLICT, f"{taken} has a replica already", f"spread: {require.spread}")
+    other = Spread.DEVICE if require.spread is Spread.NODE else Spread.NONE
+    return Fault(Order.SPREAD, refusal, Give(spread=other, distance=CATEGORY))

@@ -1,0 +1,488 @@
+"""Placement: each reason, each choice, and the laws that hold for every region."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.coordinator.core.region import (
+    DIGEST,
+    GIB,
+    MIB,
+    SMALL,
+    START,
+    device,
+    fleet_of,
+    inputs,
+    intent,
+    node,
+    observed,
+    profile,
+    reading,
+    receipt,
+    relaxation,
+    traffic,
+    warm,
+)
+
+from shoal.coordinator.core.fleet import updates
+from shoal.coordinator.core.fleet.commitments import total_bytes
+from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.placement.model import Candidate, Inputs, Plan, RegionFacts, Slot, Triple, WorkloadPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.decide import decide, inputs_of
+from shoal.coordinator.core.workloads.model import Memory, World
+from shoal.types.assignment import Phase
+from shoal.types.codes import Code
+from shoal.types.units import Bytes, Elapsed, GramsPerHour, Joules, Seconds, UsdPerHour, Wall
+from shoal.types.workload import Intent, Limits, ModelRef, Quota, Spread, Weights
+
+BOTH = (ModelRef("model.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, ""))
+
+
+def only(plan: Plan) -> WorkloadPlan:
+    (found,) = plan.workloads
+    return found
+
+
+def chosen(plan: WorkloadPlan) -> list[str]:
+    return sorted(target.node for target in plan.targets)
+
+
+def candidate(plan: WorkloadPlan, name: str) -> Candidate:
+    return next(each for each in plan.candidates if each.node == name)
+
+
+def with_node(fleet: Fleet, name: str, **changes: Any) -> Fleet:
+    return fleet.put(replace(fleet.nodes[name], **changes))
+
+
+def test_the_lowest_latency_wins_and_every_term_is_shown() -> None:
+    fleet = fleet_of(node("a"), node("b"), flops={"a": 1e11, "b": 2e11})
+    plan = only(place(inputs(fleet, intent())))
+    assert chosen(plan) == ["b"]
+    assert [each.node for each in plan.candidates] == ["b", "a"]
+    best, other = plan.candidates
+    assert best.chosen
+    assert best.score == 0.0
+    assert other.score == 1.0
+    assert [term.name for term in best.terms] == ["latency", "cost", "energy"]
+    assert best.pareto
+    assert not other.pareto
+    assert [change.sign for change in plan.changes] == ["+"]
+
+
+def test_weights_decide_between_fast_and_frugal() -> None:
+    fast, frugal = node("fast"), node("frugal")
+    fleet = fleet_of(fast, frugal, flops={"fast": 1e12, "frugal": 1e11})
+    fleet, _ = updates.receipts_received(
+        fleet, "fast", (receipt(fast, fast.devices[0], flops=1e12, watts=900.0),), Elapsed(0.0), Wall(START)
+    )
+    assert chosen(only(place(inputs(fleet, intent(weights=Weights(1, 0, 0)))))) == ["fast"]
+    assert chosen(only(place(inputs(fleet, intent(weights=Weights(0, 0, 1)))))) == ["frugal"]
+    costs = {Slot("fast", "cpu0"): UsdPerHour(3.0), Slot("frugal", "cpu0"): UsdPerHour(0.1)}
+    assert chosen(only(place(inputs(fleet, intent(weights=Weights(0, 1, 0)), costs=costs)))) == ["frugal"]
+    assert all(each.pareto for each in only(place(inputs(fleet, intent(), costs=costs))).candidates)
+
+
+def test_a_variant_is_a_candidate_of_its_own() -> None:
+    plan = only(place(inputs(fleet_of(node("a")), intent(models=BOTH))))
+    assert len(plan.candidates) == 2
+    assert plan.targets[0].model == SMALL
+    assert plan.targets[0].precision == "int8"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"cordoned": True}, Code.NODE_CORDONED),
+        ({"liveness": Liveness.SUSPECT}, Code.NODE_SUSPECT),
+        ({"liveness": Liveness.LOST}, Code.NODE_LOST),
+        ({"quarantined": True}, Code.NODE_QUARANTINED),
+        ({"front_ready": False}, Code.NODE_NOT_READY),
+        ({"reported": False}, Code.NODE_NOT_READY),
+        ({"receipts": {}}, Code.CAPABILITY_UNMEASURED),
+    ],
+)
+def test_why_a_node_gets_nothing_new(change: dict[str, Any], code: Code) -> None:
+    fleet = with_node(fleet_of(node("a")), "a", **change)
+    plan = only(place(inputs(fleet, intent())))
+    assert plan.targets == ()
+    found = candidate(plan, "a")
+    assert found.refusal is not None
+    assert found.refusal.code is code
+    assert found.refusal.remedy
+    assert found.nearest
+    assert plan.refusal is not None
+    assert plan.refusal.code is code
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "nearest"),
+    [
+        ({"where": 'node.labels.site == "lab"'}, Code.SELECTOR_MISMATCH, "where: (node.labels.site"),
+        ({"residency": ("us",)}, Code.RESIDENCY, "residency: [us, eu]"),
+        ({"precisions": ("int8",)}, Code.PRECISION_DENIED, "precision: {allow: [int8, fp32]}"),
+        ({"latency_p95_s": Seconds(0.01)}, Code.SLO_UNREACHABLE, "latency: {p95: "),
+        ({"limits": Limits(cost=UsdPerHour(0.5))}, Code.COST_OVER, "limits: {cost: 1 USD/h}"),
+        ({"limits": Limits(energy=Joules(0.01))}, Code.ENERGY_OVER, "limits: {energy: "),
+        ({"limits": Limits(carbon=GramsPerHour(0.5))}, Code.CARBON_OVER, "limits: {carbon: "),
+        ({"measured_only": True, "measured_within_s": Seconds(60)}, Code.CAPABILITY_STALE, "trust: {within: "),
+    ],
+)
+def test_what_a_document_would_have_to_give(asked: dict[str, Any], code: Code, nearest: str) -> None:
+    known: dict[str, Any] = {
+        "costs": {Slot("a", "cpu0"): UsdPerHour(1.0)},
+        "region": RegionFacts("eu-west", "eu", carbon_g_per_kwh=350.0),
+        "wall": Wall(START + 600),
+    }
+    one = intent(**asked)
+    plan = only(place(inputs(fleet_of(node("a", labels={"site": "shop"})), one, **known)))
+    assert plan.refusal is not None
+    assert plan.refusal.code is code
+    assert plan.nearest.startswith(nearest)
+    assert plan.proposal is not None
+    applied = replace(one, require=plan.proposal.require, limits=plan.proposal.limits)
+    after = only(place(inputs(fleet_of(node("a", labels={"site": "shop"})), applied, **known)))
+    assert after.refusal is None
+    assert chosen(after) == ["a"]
+
+
+def test_operators_and_precisions_that_a_provider_was_not_seen_to_run() -> None:
+    small = node("a", device("npu0", kind="npu"))
+    fleet = fleet_of(small, operators=("Conv", "Relu"))
+    found = candidate(only(place(inputs(fleet, intent()))), "a").refusal
+    assert found is not None
+    assert found.code is Code.OP_UNSUPPORTED
+    assert "MatMul, Transpose" in found.found
+    fleet = fleet_of(small, precisions=("int8",))
+    found = candidate(only(place(inputs(fleet, intent()))), "a").refusal
+    assert found is not None
+    assert found.code is Code.PRECISION_DENIED
+
+
+def test_a_receipt_of_another_runtime_is_stale() -> None:
+    fleet = fleet_of(node("a"))
+    state = fleet.nodes["a"]
+    old = {"cpu0": replace(state.receipts["cpu0"], runtime_version="1.30")}
+    found = candidate(only(place(inputs(with_node(fleet, "a", receipts=old), intent()))), "a").refusal
+    assert found is not None
+    assert found.code is Code.CAPABILITY_STALE
+
+
+def test_poison_is_avoided_everywhere() -> None:
+    fleet = fleet_of(node("a"), node("b", device(runtime_version="1.32")))
+    triple = Triple(DIGEST, "cpu-provider", "1.31")
+    plan = only(place(inputs(fleet, intent(replicas=2), poisoned=frozenset({triple}))))
+    assert chosen(plan) == ["b"]
+    found = candidate(plan, "a").refusal
+    assert found is not None
+    assert found.code is Code.POISONED
+
+
+def test_live_free_memory_counts_not_only_the_books() -> None:
+    full = node("full")
+    fleet = fleet_of(full, node("empty"), flops={"full": 1e12, "empty": 1e10})
+    busy = {"cpu0": reading(full.devices[0], free=100 * MIB)}
+    plan = only(place(inputs(with_node(fleet, "full", readings=busy), intent())))
+    assert chosen(plan) == ["empty"]
+    found = candidate(plan, "full")
+    assert found.refusal is not None
+    assert found.refusal.code is Code.MEMORY_SHORT
+    assert found.nearest.startswith("free ")
+
+
+def test_spread_over_nodes_and_devices() -> None:
+    two = node("two", device("cpu0"), device("gpu0", kind="gpu"))
+    fleet = fleet_of(two)
+    apart = only(place(inputs(fleet, intent(replicas=2, spread=Spread.NODE))))
+    assert apart.placed == 1
+    assert apart.refusal is not None
+    assert apart.refusal.code is Code.REPLICAS_SHORT
+    assert {each.refusal.code for each in apart.candidates if each.refusal} == {Code.SPREAD_CONFLICT}
+    assert apart.nearest == "availability: {replicas: 1}"
+    beside = only(place(inputs(fleet, intent(replicas=2, spread=Spread.DEVICE))))
+    assert sorted(target.device for target in beside.targets) == ["cpu0", "gpu0"]
+    one = only(place(inputs(fleet_of(node("one")), intent(replicas=2, spread=Spread.NONE))))
+    assert one.placed == 2
+
+
+def test_declared_traffic_fills_a_device_to_seventy_percent() -> None:
+    fleet = fleet_of(node("a"), node("b"))
+    seconds = candidate(only(place(inputs(fleet, intent()))), "a").prediction
+    assert seconds is not None
+    rate = 0.6 / seconds.latency_p50_s.mid
+    first, second = intent("first", traffic=traffic(rate)), intent("second", traffic=traffic(rate))
+    plan = place(inputs(fleet, first, second))
+    assert sorted(target.node for each in plan.workloads for target in each.targets) == ["a", "b"]
+    third = place(inputs(fleet, first, second, intent("third", traffic=traffic(rate), priority=1))).workloads[-1]
+    assert third.refusal is not None
+    assert third.refusal.code is Code.UTILISATION_SHORT
+
+
+def test_the_way_from_the_origin_counts_against_the_bound() -> None:
+    fleet = fleet_of(node("a"))
+    far = intent(latency_p95_s=Seconds(0.1), traffic=traffic(1.0, "far"))
+    assert only(place(inputs(fleet, far))).refusal is None
+    assert only(place(inputs(fleet, far, rtt_s={"far": Seconds(0.2)}))).refusal is not None
+
+
+def test_priority_is_served_first() -> None:
+    fleet = fleet_of(node("a", device(memory=150 * MIB)))
+    low, high = intent("low", priority=1), intent("high", priority=9)
+    plan = place(inputs(fleet, low, high))
+    assert [each.workload.name for each in plan.workloads] == ["high", "low"]
+    assert [each.placed for each in plan.workloads] == [1, 0]
+    assert plan.workloads[1].refusal is not None
+    assert plan.workloads[1].refusal.code is Code.MEMORY_SHORT
+
+
+def test_quota() -> None:
+    fleet = fleet_of(node("a"), node("b"))
+    plan = only(place(inputs(fleet, intent(replicas=2), quotas={"shop": Quota("shop", replicas=1)})))
+    assert plan.placed == 1
+    assert {each.refusal.code for each in plan.candidates if each.refusal} == {Code.QUOTA}
+    plan = only(place(inputs(fleet, intent(), quotas={"shop": Quota("shop", memory=Bytes(10 * MIB))})))
+    assert plan.refusal is not None
+    assert plan.refusal.code is Code.QUOTA
+    assert only(place(inputs(fleet, intent(), quotas={"other": Quota("other", replicas=0)}))).refusal is None
+
+
+def test_relax_gives_step_by_step_and_is_recorded() -> None:
+    base = intent(latency_p95_s=Seconds(0.001))
+    high = candidate(only(place(inputs(fleet_of(node("a")), base))), "a").prediction
+    assert high is not None
+    one = replace(
+        base,
+        relax=(
+            relaxation(base, "latency: {p95: 2ms}", latency_p95_s=Seconds(0.002)),
+            relaxation(base, "latency: {p95: 1s}", latency_p95_s=Seconds(1.0)),
+            relaxation(base, "latency: {p95: 2s}", latency_p95_s=Seconds(2.0)),
+        ),
+    )
+    plan = only(place(inputs(fleet_of(node("a")), one)))
+    assert plan.refusal is None
+    assert plan.relaxed == ("latency: {p95: 2ms}", "latency: {p95: 1s}")
+
+
+def test_nothing_at_all() -> None:
+    plan = only(place(inputs(Fleet(), intent())))
+    assert plan.refusal is not None
+    assert plan.refusal.code is Code.NO_CANDIDATE
+    assert plan.candidates == ()
+    unknown = only(place(inputs(fleet_of(node("a")), intent(models=(ModelRef("other.onnx", "sha256:0", ""),)))))
+    assert unknown.refusal is not None
+    assert unknown.refusal.code is Code.MODEL_UNKNOWN
+
+
+def settled(fleet: Fleet, *intents: Intent, seconds: int = 0) -> tuple[World, Inputs]:
+    """The region after `decide` took up the intents and every node did as told; and what placement sees then."""
+    world = World(
+        RegionFacts("eu-west", "eu"), fleet, intents,
+        {DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")}, {}, Memory(),
+    )  # fmt: skip
+    for step in range(4):
+        now, wall = Elapsed(float(step)), Wall(START + step)
+        decision = decide(world, now, wall)
+        fleet = world.fleet
+        for name, content in decision.desired.items():
+            state = fleet.nodes[name]
+            seen = {each.id: observed(each, Phase.READY, measured=warm()) for each in content.assignments}
+            fleet = fleet.put(replace(state, observed=seen, heard_at=now))
+        world = replace(world, fleet=fleet, desired=decision.desired, memory=decision.memory)
+    return world, inputs_of(world, Elapsed(4.0), Wall(START + 4))
+
+
+def test_plan_after_apply_is_empty_whatever_was_measured() -> None:
+    fleet = fleet_of(node("a"), node("b"), node("c"), flops={"a": 3e11, "b": 2e11, "c": 1e11})
+    world, seen = settled(fleet, intent(replicas=2, models=BOTH), intent("other"))
+    plan = place(seen)
+    assert not plan.changes
+    slow = {
+        name: replace(
+            state, observed={key: replace(each, measured=warm(p50=9.0)) for key, each in state.observed.items()}
+        )
+        for name, state in world.fleet.nodes.items()
+    }
+    assert not place(replace(seen, fleet=replace(world.fleet, nodes=slow))).changes
+
+
+def test_changed_documents_move_a_replica_only_for_a_gain() -> None:
+    fleet = fleet_of(node("a"), node("b"), flops={"a": 1.00e11, "b": 0.95e11})
+    world, seen = settled(fleet, intent(where='node.name == "b"'))
+    wider = inputs_of(replace(world, intents=(intent(revision=2),)), seen.now, seen.wall)
+    wider = replace(wider, measured={}, fleet=without_measurements(wider.fleet))
+    assert chosen(only(place(wider))) == ["b"]
+    much = fleet_of(node("a"), node("b"), flops={"a": 9e11, "b": 1e11})
+    world, seen = settled(much, intent(where='node.name == "b"'))
+    wider = inputs_of(replace(world, intents=(intent(revision=2),)), seen.now, seen.wall)
+    plan = only(place(replace(wider, measured={}, fleet=without_measurements(wider.fleet))))
+    assert chosen(plan) == ["a"]
+    assert sorted(change.sign for change in plan.changes) == ["+", "-"]
+
+
+def without_measurements(fleet: Fleet) -> Fleet:
+    nodes = {
+        name: replace(state, observed={key: replace(each, measured=None) for key, each in state.observed.items()})
+        for name, state in fleet.nodes.items()
+    }
+    return replace(fleet, nodes=nodes)
+
+
+def test_a_cordoned_node_keeps_what_it_has() -> None:
+    world, seen = settled(fleet_of(node("a"), node("b"), flops={"a": 2e11, "b": 1e11}), intent())
+    plan = only(place(replace(seen, fleet=updates.cordoned(world.fleet, "a", True))))
+    assert chosen(plan) == ["a"]
+    assert not place(replace(seen, fleet=updates.cordoned(world.fleet, "a", True))).changes
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+names = st.sampled_from([f"n{index}" for index in range(6)])
+
+
+@st.composite
+def regions(draw: st.DrawFn) -> Inputs:
+    count = draw(st.integers(0, 6))
+    nodes = [
+        node(
+            f"n{index}",
+            *(
+                device(f"{kind}{at}", kind=kind, memory=draw(st.sampled_from([80, 200, 600, 4096])) * MIB)
+                for at, kind in enumerate(
+                    draw(st.lists(st.sampled_from(["cpu", "gpu", "npu"]), min_size=1, max_size=2))
+                )
+            ),
+            labels={"site": draw(st.sampled_from(["shop", "lab"]))},
+        )
+        for index in range(count)
+    ]
+    fleet = fleet_of(*nodes, flops={each.name: draw(st.sampled_from([1e9, 1e10, 1e11, 1e12])) for each in nodes})
+    for each in nodes:
+        ill: dict[str, Any] = draw(st.sampled_from([{}] * 6 + [{"cordoned": True}, {"liveness": Liveness.SUSPECT}]))
+        fleet = with_node(fleet, each.name, **ill)
+    costs = {
+        Slot(each.name, on.name): UsdPerHour(draw(st.sampled_from([0.1, 1.0, 5.0])))
+        for each in nodes
+        for on in each.devices
+    }
+    intents = tuple(
+        intent(
+            f"w{index}",
+            tenant=draw(st.sampled_from(["shop", "lab"])),
+            models=draw(st.sampled_from([BOTH[:1], BOTH])),
+            weights=draw(st.sampled_from([Weights(1, 0, 0), Weights(0.2, 0.5, 0.3), Weights(0, 0, 1)])),
+            replicas=draw(st.integers(1, 3)),
+            spread=draw(st.sampled_from(list(Spread))),
+            latency_p95_s=draw(st.sampled_from([None, Seconds(0.02), Seconds(0.2)])),
+            where=draw(st.sampled_from(["", 'node.labels.site == "shop"', 'device.kind in ["npu", "gpu"]'])),
+            precisions=draw(st.sampled_from([(), ("fp32",), ("int8",)])),
+            residency=draw(st.sampled_from([(), ("eu",), ("us",)])),
+            limits=Limits(
+                cost=draw(st.sampled_from([None, UsdPerHour(0.5), UsdPerHour(3.0)])),
+                energy=draw(st.sampled_from([None, Joules(0.5)])),
+            ),
+            traffic=draw(st.sampled_from([(), traffic(5.0), traffic(100.0)])),
+            priority=draw(st.sampled_from([1, 100])),
+        )
+        for index in range(draw(st.integers(1, 4)))
+    )
+    quotas = draw(
+        st.sampled_from([{}, {"shop": Quota("shop", replicas=2)}, {"lab": Quota("lab", memory=Bytes(GIB // 4))}])
+    )
+    return inputs(fleet, *intents, costs=costs, quotas=quotas, seed=draw(st.integers(0, 3)))
+
+
+laws = settings(max_examples=60, deadline=None)
+
+
+@laws
+@given(regions(), st.randoms(use_true_random=False))
+def test_law_the_same_inputs_give_the_same_plan_in_any_order(region: Inputs, shuffler: Any) -> None:
+    plan = place(region)
+    intents, nodes = list(region.intents), list(region.fleet.nodes.items())
+    shuffler.shuffle(intents)
+    shuffler.shuffle(nodes)
+    again = place(replace(region, intents=tuple(intents), fleet=replace(region.fleet, nodes=dict(nodes))))
+    assert repr(again) == repr(plan)
+    lean = place(region, explain=False)
+    assert lean.hash == plan.hash
+    assert lean.targets == plan.targets
+
+
+@laws
+@given(regions())
+def test_law_nothing_is_oversold(region: Inputs) -> None:
+    plan = place(region)
+    for name, state in region.fleet.nodes.items():
+        for each in state.node.devices:
+            taken = [
+                target
+                for found in plan.workloads
+                for target in found.targets
+                if (target.node, target.device) == (name, each.name)
+            ]
+            assert sum(target.memory_bytes for target in taken) <= min(
+                total_bytes(each, state), state.readings[each.name].free_bytes
+            )
+    for tenant, quota in region.quotas.items():
+        held = [target for found in plan.workloads for target in found.targets if target.workload.tenant == tenant]
+        assert quota.replicas is None or len(held) <= quota.replicas
+        assert quota.memory is None or sum(target.memory_bytes for target in held) <= quota.memory
+
+
+@laws
+@given(regions())
+def test_law_a_proposal_places_what_it_was_made_for(region: Inputs) -> None:
+    plan = place(region)
+    for found in plan.workloads:
+        assert (found.refusal is None) == (found.placed == found.wanted)
+        if found.proposal is None:
+            assert found.refusal is None or found.nearest
+            continue
+        applied = tuple(
+            replace(each, require=found.proposal.require, limits=found.proposal.limits)
+            if each.key == found.workload
+            else each
+            for each in region.intents
+        )
+        after = place(replace(region, intents=applied)).of(found.workload)
+        assert after is not None
+        assert after.refusal is None
+
+
+@laws
+@given(regions())
+def test_law_plan_after_apply_is_empty(region: Inputs) -> None:
+    world = World(
+        region.region, region.fleet, region.intents, region.profiles, {}, Memory(), region.quotas, region.costs
+    )
+    first = decide(world, region.now, region.wall)
+    assert first.plan.hash == place(region).hash or region.seed
+    after = replace(world, desired=first.desired, memory=first.memory)
+    full = place(inputs_of(after, region.now, region.wall))
+    assert not full.changes
+    assert full.hash == first.plan.hash
+    again = decide(after, region.now, region.wall)
+    assert again.desired == first.desired
+    assert again.memory == first.memory
+
+
+@laws
+@given(regions())
+def test_law_every_candidate_is_chosen_fit_or_refused_with_a_way_out(region: Inputs) -> None:
+    for plan in place(region).workloads:
+        for each in plan.candidates:
+            if each.refusal is None:
+                assert 0 <= each.score <= 1
+                assert each.nearest == ""
+            else:
+                assert not each.chosen
+                assert math.isnan(each.score)
+                assert each.nearest
+                assert each.refusal.remedy
+        assert sum(each.chosen for each in plan.candidates) <= plan.placed
+        front = [each for each in plan.candidates if each.refusal is None]
+        assert not front or any(each.pareto for each in front)
