@@ -60,7 +60,8 @@ class Settings:
     full_every: int = 30
     fatal_retry_s: float = 30.0
     """A session refused for good is tried again this seldom: an operator may have settled it meanwhile."""
-    drain_poll_s: float = 0.1
+    poll_s: float = 0.1
+    """Between looks at a replica that drains, and at a front that starts."""
     retry_s: float = 0.5
     """Between attempts to persist or to configure the front."""
     collect_s: float = 60.0
@@ -398,7 +399,7 @@ class Supervisor:
 
     async def _await_idle(self, replica: _Replica) -> None:
         while isinstance(replica.state, machine.Draining):
-            await self._clock.sleep(Seconds(self._settings.drain_poll_s))
+            await self._clock.sleep(Seconds(self._settings.poll_s))
             if await self._sample() and self._in_flight(replica.name) == 0:
                 self._apply(replica.name, machine.Idle())
 
@@ -461,18 +462,19 @@ class Supervisor:
         """Apart from the beat: a worker that does not answer must not make the node look silent."""
         while True:
             await self._sample()
-            await self._clock.sleep(self._heartbeat())
+            pause = self._heartbeat() if self._front_stats.ready else Seconds(self._settings.poll_s)
+            await self._clock.sleep(pause)
 
     async def _sample(self) -> bool:
         """Asks front and workers for their counters; False when one did not answer, and its last ones stand."""
         try:
             workers, front = await self._workers.stats(), await self._front.stats()
-        except ShoalError as error:
-            self._log("no_stats", refusal=str(error))
+        except ShoalError:
             workers, front = None, replace(self._front_stats, ready=False)
         if workers is not None:
             self._worker_stats = {each.assignment: each for each in workers}
         if front.ready != self._front_stats.ready:
+            self._log("front_ready" if front.ready else "front_down", error=not front.ready)
             self._changed.set()
         self._front_stats = front
         return workers is not None
@@ -674,7 +676,7 @@ class Supervisor:
         try:
             async with asyncio.timeout(self._settings.limits.drain_s + 1.0):
                 while any(not isinstance(each.state, machine.Gone) for each in self._replicas.values()):
-                    await self._clock.sleep(Seconds(self._settings.drain_poll_s))
+                    await self._clock.sleep(Seconds(self._settings.poll_s))
         except TimeoutError:
             self._log("drain_incomplete", error=True)
         await self._front.close(keep=False)
