@@ -70,6 +70,14 @@ def with_constant(stored: TensorProto) -> bytes:
     return bytes(made.SerializeToString())
 
 
+def field(number: int, content: bytes) -> bytes:
+    """A length-delimited protobuf field, for files that no library would write."""
+    size, length = len(content), b""
+    while size > 0x7F:
+        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
 def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 

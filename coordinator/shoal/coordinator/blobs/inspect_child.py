@@ -75,15 +75,25 @@ def confine(errand: Errand) -> None:
 
 def inspect(errand: Errand) -> bytes:
     """The serialized answer. Whatever a model makes our libraries raise is the model's fault here, and said."""
+    from google.protobuf.message import DecodeError  # imported under the limits, like everything that reads the model
+
     from shoal.wire import nouns
 
+    allowed = f"at most {errand.memory_bytes} bytes of address space"
     try:
         answer: Any = _read(errand)
+    except DecodeError:  # the scan found it well formed; the parser does not tell a full memory from a bad text
+        answer = Refusal(
+            Code.MODEL_INVALID,
+            "inspection stopped: its parser found text that is not UTF-8, or no memory for what it holds",
+            f"UTF-8, and {allowed}",
+            "export a plainer model",
+        )
     except MemoryError:
         answer = Refusal(
             Code.MODEL_INVALID,
             "inspection stopped: out of memory",
-            f"at most {errand.memory_bytes} bytes of address space",
+            allowed,
             "export a plainer model; see the limits",
         )
     except Exception as failed:

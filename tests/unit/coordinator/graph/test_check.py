@@ -5,6 +5,7 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from harness.crafted import (
     FLOAT,
     INT64,
     digest_of,
+    field,
     graph,
     ints,
     model,
@@ -183,26 +185,19 @@ def test_depth_fields_nodes_and_size_are_limited_before_parsing() -> None:
     content = relu().SerializeToString()
     deep = b""
     for _ in range(40):  # node 1, attribute 5, graph 6 of each other
-        deep = _field(1, _field(5, _field(6, deep)))
+        deep = field(1, field(5, field(6, deep)))
     for made, rules in (
-        (_field(7, deep), Rules()),
-        (_field(7, _field(1, b"") * 100_001), Rules()),
+        (field(7, deep), Rules()),
+        (field(7, field(1, b"") * 100_001), Rules()),
         (b"\x12\x00" * 5_000, Rules(max_fields=4_000)),
     ):
         assert (scan(made, rules) or Refusal(Code.INTERNAL)).code is Code.MODEL_INVALID
     assert refused(content, Rules(max_size_bytes=10)).code is Code.MODEL_TOO_LARGE  # type: ignore[arg-type]
 
 
-def _field(number: int, content: bytes) -> bytes:
-    size, length = len(content), b""
-    while size > 0x7F:
-        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + content
-
-
 def test_bytes_of_a_weight_are_no_structure() -> None:
     """A tensor full of what looks like nested fields passes."""
-    hostile = _field(7, _field(1, b"") * 20) * 100
+    hostile = field(7, field(1, b"") * 20) * 100
     content = with_constant(helper.make_tensor("w", TensorProto.UINT8, [len(hostile)], hostile, raw=True))
     assert scan(content, Rules(max_fields=100)) is None
 
@@ -248,7 +243,7 @@ def test_functions(content: bytes) -> None:
     assert refused(content).code is Code.MODEL_INVALID
 
 
-def node_of(domain: str, operator: str, **attributes: object) -> ModelProto:
+def node_of(domain: str, operator: str, **attributes: Any) -> ModelProto:
     node = helper.make_node(operator, ["x"], ["y"], domain=domain, **attributes)
     return model([node], [tensor("x", [1])], [tensor("y", [1])], domains={domain: 1} if domain else None)
 
@@ -364,8 +359,8 @@ def test_what_the_scan_passes_is_no_deeper_than_allowed(at: int, patch: bytes) -
 
 def _depth(message: object) -> int:
     below = 0
-    for field, value in message.ListFields():  # type: ignore[attr-defined]
-        if field.type == field.TYPE_MESSAGE:
+    for kind, value in message.ListFields():  # type: ignore[attr-defined]
+        if kind.type == kind.TYPE_MESSAGE:
             values = [value] if hasattr(value, "ListFields") else list(value)
             below = max([below, *(_depth(item) for item in values)])
     return 1 + below

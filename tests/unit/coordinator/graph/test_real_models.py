@@ -13,7 +13,7 @@ from harness.crafted import digest_of, real_models
 from shoal.coordinator.core.graph import profile_of
 from shoal.types.profile import ModelProfile
 
-FEEDS = {
+FEEDS: dict[str, dict[str, Any]] = {
     "det": {"x": np.zeros((1, 3, 224, 224), np.float32)},
     "rec": {"x": np.zeros((1, 3, 48, 320), np.float32)},
     "cls": {"x": np.zeros((1, 3, 224, 224), np.float32)},

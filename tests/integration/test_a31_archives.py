@@ -1,0 +1,54 @@
+"""A31: archives are not opened at all, so nothing in one can slip, link or explode."""
+
+import gzip
+import io
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.crafted import relu
+from harness.push import refused
+from shoal.types.codes import Code
+
+CONTENT = relu().SerializeToString()
+
+
+def zipped(*entries: tuple[str, bytes]) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # duplicate names
+        for name, content in entries:
+            archive.writestr(name, content)
+    return held.getvalue()
+
+
+def linked() -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        link = tarfile.TarInfo("model.onnx")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
+        archive.addfile(link)
+    return held.getvalue()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: zipped(("../../../tmp/slipped", b"x"), ("model.onnx", CONTENT)),
+        lambda: zipped(("model.onnx", CONTENT), ("model.onnx", b"other")),
+        lambda: zipped(("model.onnx", b"\0" * 2**26)),
+        linked,
+        lambda: gzip.compress(b"\0" * 2**26),
+        lambda: gzip.compress(linked()),
+    ],
+    ids=["slip", "duplicate", "bomb", "link", "gzip bomb", "tar.gz"],
+)
+async def test_an_archive(tmp_path: Path, make: Callable[[], bytes]) -> None:
+    refusal = await refused(tmp_path / "models", make())
+    assert refusal.code is Code.MODEL_ARCHIVE
+    assert [path.name for path in (tmp_path / "models").rglob("*")] == ["incoming"]
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]

@@ -1,0 +1,207 @@
+"""Models by digest: all of it or nothing, verified, durable, without links. Also A36 where bytes come in."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from harness.crafted import digest_of
+from harness.push import chunks_of
+from harness.wait import wait_until
+from shoal.coordinator.blobs import directory
+from shoal.coordinator.blobs.directory import DirectoryBlobs
+from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Bytes
+
+CONTENT = os.urandom(700_001)
+DIGEST = digest_of(CONTENT)
+SIZE = Bytes(len(CONTENT))
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> DirectoryBlobs:
+    return DirectoryBlobs(tmp_path / "models", Bytes(2**20))
+
+
+async def gather(blobs: DirectoryBlobs, digest: str = DIGEST, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in blobs.read(digest, offset)])
+
+
+async def refused(blobs: DirectoryBlobs, chunks: AsyncIterator[bytes], size: int, digest: str) -> Code:
+    """The code, having checked that nothing is left of it."""
+    with pytest.raises(ShoalError) as caught:
+        await blobs.write(chunks, size=Bytes(size), digest=digest)
+    assert files(blobs) == []
+    return caught.value.code
+
+
+def files(blobs: DirectoryBlobs) -> list[Path]:
+    return [path for path in blobs._root.rglob("*") if not path.is_dir()]
+
+
+async def test_what_is_written_is_read_from_any_offset(blobs: DirectoryBlobs) -> None:
+    path = await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    assert Path(path).read_bytes() == CONTENT
+    assert await blobs.stat(DIGEST) == SIZE
+    assert await gather(blobs) == CONTENT
+    assert await gather(blobs, offset=654_321) == CONTENT[654_321:]
+    assert await gather(blobs, offset=SIZE + 5) == b""
+    assert files(blobs) == [Path(path)]
+
+
+async def test_unknown_and_deleted(blobs: DirectoryBlobs) -> None:
+    assert await blobs.stat(DIGEST) is None
+    with pytest.raises(ShoalError) as caught:
+        await gather(blobs)
+    assert caught.value.code is Code.MODEL_UNKNOWN
+    await blobs.delete(DIGEST)
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    await blobs.delete(DIGEST)
+    assert await blobs.stat(DIGEST) is None
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "sha256:", "sha256:" + "A" * 64, "sha256:../../etc/passwd", "md5:" + "0" * 32, DIGEST + "\n"]
+)
+async def test_a_name_that_is_no_digest_reaches_no_file(blobs: DirectoryBlobs, digest: str) -> None:
+    for call in (blobs.stat(digest), blobs.delete(digest), gather(blobs, digest)):
+        with pytest.raises(ShoalError) as caught:
+            await call
+        assert caught.value.code is Code.MODEL_DIGEST
+
+
+async def test_one_changed_bit_is_found(blobs: DirectoryBlobs) -> None:
+    for at in range(0, len(CONTENT), 70_000):
+        damaged = bytearray(CONTENT)
+        damaged[at] ^= 1
+        assert await refused(blobs, chunks_of(bytes(damaged)), SIZE, DIGEST) is Code.MODEL_DIGEST
+
+
+async def test_bytes_that_stop_early_or_go_on(blobs: DirectoryBlobs) -> None:
+    assert await refused(blobs, chunks_of(CONTENT[:-1]), SIZE, DIGEST) is Code.MODEL_DIGEST
+    assert await refused(blobs, chunks_of(CONTENT), SIZE - 1, DIGEST) is Code.MODEL_TOO_LARGE
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**20 + 1, 2**62])
+async def test_a_declared_size_is_refused_before_a_byte_is_taken(blobs: DirectoryBlobs, size: int) -> None:
+    taken: list[int] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        taken.append(1)
+        yield b"x"
+
+    assert await refused(blobs, chunks(), size, DIGEST) is Code.MODEL_TOO_LARGE
+    assert not taken
+
+
+async def test_a_disk_that_fills_up_midway_leaves_nothing(
+    blobs: DirectoryBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = os.write
+
+    def full(descriptor: int, content: bytes) -> int:
+        if sum(written) > 300_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(write(descriptor, content))
+        return written[-1]
+
+    monkeypatch.setattr(directory.os, "write", full)
+    assert await refused(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
+    assert sum(written) > 300_000
+
+
+async def test_a_disk_that_is_too_small_is_known_before(tmp_path: Path) -> None:
+    blobs = DirectoryBlobs(tmp_path / "models", Bytes(2**20), spare_bytes=Bytes(2**62))
+    assert await refused(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
+
+
+async def test_a_reader_of_a_deleted_or_replaced_model_reads_on(blobs: DirectoryBlobs) -> None:
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    reading = blobs.read(DIGEST, 0)
+    first = await anext(reading)
+    await blobs.delete(DIGEST)
+    assert first + b"".join([chunk async for chunk in reading]) == CONTENT
+
+
+async def test_two_that_push_the_same_model(blobs: DirectoryBlobs) -> None:
+    paths = await asyncio.gather(
+        *(blobs.write(chunks_of(CONTENT, size), size=SIZE, digest=DIGEST) for size in (1_000, 9_999, 70_000))
+    )
+    assert len(set(paths)) == 1
+    assert await gather(blobs) == CONTENT
+    assert len(files(blobs)) == 1
+
+
+async def test_a_damaged_copy_is_healed_by_the_next_push(blobs: DirectoryBlobs) -> None:
+    path = Path(await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST))
+    path.chmod(0o600)
+    path.write_bytes(b"rot")
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    assert await gather(blobs) == CONTENT
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hardlink", "fifo", "folder"])
+async def test_no_links_and_nothing_but_files(blobs: DirectoryBlobs, tmp_path: Path, kind: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(CONTENT)
+    place = blobs._path(DIGEST)
+    match kind:
+        case "symlink":
+            place.symlink_to(elsewhere)
+        case "hardlink":
+            place.hardlink_to(elsewhere)
+        case "fifo":
+            os.mkfifo(place)
+        case "folder":
+            place.mkdir()
+    assert await blobs.stat(DIGEST) is None
+    with pytest.raises(ShoalError) as caught:
+        await gather(blobs)
+    assert caught.value.code is Code.MODEL_PATH
+
+
+async def test_bytes_are_on_disk_before_the_name(blobs: DirectoryBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        seen.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")  # noqa: PTH112
+        fsync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        seen.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(directory.os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
+    assert seen == ["file", "rename", "folder"]
+
+
+_WRITER = """
+import asyncio, sys
+from shoal.coordinator.blobs.directory import DirectoryBlobs
+async def chunks():
+    yield b"a" * 100_000
+    print("midway", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(DirectoryBlobs(sys.argv[1], 2**20).write(chunks(), size=200_000, digest="sha256:" + "0" * 64))
+"""
+
+
+def test_what_a_killed_coordinator_was_taking_is_gone_at_the_next_start(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "midway\n"
+        wait_until(lambda: list((tmp_path / "incoming").iterdir()), 5, "a model midway")
+        writer.send_signal(signal.SIGKILL)
+    assert [path.stat().st_size for path in (tmp_path / "incoming").iterdir()] == [100_000]
+    blobs = DirectoryBlobs(tmp_path, Bytes(2**20))
+    assert files(blobs) == []

@@ -1,0 +1,211 @@
+"""The child that reads a stranger's model: what it is handed, what stops it, what it cannot do."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from onnx import helper
+
+from harness.crafted import digest_of, field, ints, model, relu, tensor
+from harness.wait import until
+from shoal.coordinator.blobs.inspect import ChildInspector, InspectionLimits
+from shoal.coordinator.blobs.inspect_child import Errand
+from shoal.coordinator.core.graph import Rules, profile_of
+from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Bytes, Seconds
+
+RELU = relu().SerializeToString()
+
+
+def stored(folder: Path, content: bytes = RELU) -> tuple[str, str]:
+    path = folder / "model"
+    path.write_bytes(content)
+    return str(path), digest_of(content)
+
+
+async def refused(path: str, digest: str, limits: InspectionLimits | None = None) -> ShoalError:
+    with pytest.raises(ShoalError) as caught:
+        await ChildInspector(limits).inspect(path, digest)
+    return caught.value
+
+
+def slow() -> bytes:
+    """Half a minute of constant folding, all within the limits on size."""
+    nodes = [helper.make_node("Add", [f"t{i}", "one"], [f"t{i + 1}"]) for i in range(90_000)]
+    return bytes(
+        model(
+            [*nodes, helper.make_node("Add", ["x", "t90000"], ["y"])],
+            [tensor("x", [1], 7)],
+            [tensor("y", [1], 7)],
+            [ints("t0", [0]), ints("one", [1])],
+        ).SerializeToString()
+    )
+
+
+async def test_the_child_answers_what_the_core_says(tmp_path: Path) -> None:
+    path, digest = stored(tmp_path)
+    assert await ChildInspector().inspect(path, digest) == profile_of(RELU, digest)
+
+
+async def test_rules_reach_the_child(tmp_path: Path) -> None:
+    node = helper.make_node("Own", ["x"], ["y"], domain="com.mine")
+    content = model([node], [tensor("x", [1])], [tensor("y", [1])], domains={"com.mine": 1}).SerializeToString()
+    path, digest = stored(tmp_path, content)
+    assert (await refused(path, digest)).code is Code.CUSTOM_OP_DENIED
+    trusting = InspectionLimits(rules=Rules(trusted=frozenset({digest})))
+    assert (await ChildInspector(trusting).inspect(path, digest)).operators == ("com.mine:Own",)
+
+
+def test_an_errand_survives_its_text() -> None:
+    errand = Errand("sha256:0", 5, 1.5, 2.5, Rules(max_nodes=7, trusted=frozenset({"a", "b"})))
+    assert Errand.of_text(errand.to_text()) == errand
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hardlink", "fifo", "device", "folder"])
+async def test_only_a_plain_file_is_opened(tmp_path: Path, kind: str) -> None:
+    real, digest = stored(tmp_path)
+    path = tmp_path / "other"
+    match kind:
+        case "symlink":
+            path.symlink_to(real)
+        case "hardlink":
+            path.hardlink_to(real)
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path = Path("/dev/zero")
+        case "folder":
+            path.mkdir()
+    assert (await refused(str(path), digest)).code is Code.MODEL_PATH
+
+
+async def test_a_missing_file_and_a_name_with_nul(tmp_path: Path) -> None:
+    _, digest = stored(tmp_path)
+    assert (await refused(str(tmp_path / "none"), digest)).code is Code.MODEL_UNKNOWN
+    assert (await refused(str(tmp_path / "a\0b"), digest)).code is Code.MODEL_PATH
+
+
+async def test_a_file_that_changed_after_its_digest_was_taken(tmp_path: Path) -> None:
+    path, digest = stored(tmp_path)
+    Path(path).write_bytes(RELU + b"\x12\x01x")
+    assert (await refused(path, digest)).code is Code.MODEL_DIGEST
+
+
+async def test_a_file_at_the_edge_of_protobuf_is_not_even_read(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with path.open("wb") as sparse:
+        sparse.truncate(2**31)
+    assert (await refused(str(path), "sha256:" + "0" * 64)).code is Code.MODEL_TOO_LARGE
+
+
+async def test_the_deadline_stops_it(tmp_path: Path) -> None:
+    path, digest = stored(tmp_path)
+    error = await refused(path, digest, InspectionLimits(deadline_s=Seconds(0.01)))
+    assert error.code is Code.MODEL_INVALID
+    assert "deadline" in error.refusal.found
+    assert psutil.Process().children() == []
+
+
+async def test_processor_time_stops_it(tmp_path: Path) -> None:
+    path, digest = stored(tmp_path, slow())
+    error = await refused(path, digest, InspectionLimits(cpu_s=Seconds(1)))
+    assert error.code is Code.MODEL_INVALID
+    assert "processor time" in error.refusal.found
+
+
+async def test_memory_stops_it(tmp_path: Path) -> None:
+    """Two bytes a node in the file, a hundred in memory: four million of them."""
+    nodes = b"\x0a\x00" * 4_000_000
+    path, digest = stored(tmp_path, field(7, nodes))
+    rules = Rules(max_nodes=10**7, max_fields=10**7)
+    error = await refused(path, digest, InspectionLimits(memory_bytes=Bytes(256 * 2**20), rules=rules))
+    assert error.code is Code.MODEL_INVALID
+    assert "memory" in error.refusal.found
+
+
+async def test_an_answer_without_end_stops_it(tmp_path: Path) -> None:
+    path, digest = stored(tmp_path)
+    error = await refused(path, digest, InspectionLimits(answer_bytes=Bytes(20)))
+    assert error.code is Code.MODEL_INVALID
+    assert "without end" in error.refusal.found
+
+
+async def test_a_child_that_is_killed_is_a_model_refused(tmp_path: Path) -> None:
+    path, digest = stored(tmp_path, slow())
+    asked = asyncio.ensure_future(ChildInspector().inspect(path, digest))
+    child = await until(lambda: next(iter(psutil.Process().children()), None), 10, "a child that reads the model")
+    os.kill(child.pid, signal.SIGSEGV)
+    with pytest.raises(ShoalError) as caught:
+        await asked
+    assert caught.value.code is Code.MODEL_INVALID
+    assert "SIGSEGV" in caught.value.refusal.found
+
+
+async def test_a_caller_that_gives_up_leaves_no_child(tmp_path: Path) -> None:
+    path, digest = stored(tmp_path, slow())
+    asked = asyncio.ensure_future(ChildInspector().inspect(path, digest))
+    await until(lambda: psutil.Process().children(), 10, "a child that reads the model")
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert psutil.Process().children() == []
+
+
+_CONFINED = """
+import json, os, resource, socket, sys
+from shoal.coordinator.blobs.inspect_child import Errand, confine
+confine(Errand.of_text(sys.argv[1]))
+status = open("/proc/self/status").read()
+found = {}
+def attempt(name, act):
+    try:
+        act()
+        found[name] = "done"
+    except (OSError, MemoryError) as failed:
+        found[name] = type(failed).__name__
+def write():
+    descriptor = os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY)
+    import signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    os.write(descriptor, b"x")
+def files():
+    for _ in range(64):
+        os.open("/dev/null", os.O_RDONLY)
+def reach():
+    with socket.create_connection(("127.0.0.1", int(sys.argv[3])), timeout=5):
+        pass
+attempt("reach", reach)
+attempt("write", write)
+attempt("memory", lambda: bytearray(2**30))
+attempt("files", files)
+found["namespace"] = os.readlink("/proc/self/ns/net") != sys.argv[4]
+found["cpu"] = resource.getrlimit(resource.RLIMIT_CPU)[0]
+found["privileges"] = "NoNewPrivs:\\t1" not in status
+print(json.dumps(found))
+"""
+
+
+async def test_a_child_that_was_taken_over_cannot_do_much(tmp_path: Path) -> None:
+    """It writes no byte to a file, takes no more memory or files than given, and, in a namespace, reaches no port."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    errand = Errand("", 2**29, 3.0, 20.0, Rules())
+    here = os.readlink("/proc/self/ns/net")  # noqa: PTH115
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _CONFINED, errand.to_text(), str(tmp_path / "file"), str(port), here),
+        stdout=subprocess.PIPE,
+    )
+    said, _ = await child.communicate()
+    server.close()
+    found = json.loads(said)
+    assert found["write"] == "OSError"
+    assert (tmp_path / "file").stat().st_size == 0
+    assert (found["memory"], found["files"], found["cpu"]) == ("MemoryError", "OSError", 3)
+    assert not found["privileges"]
+    assert (found["reach"] == "done") is not found["namespace"]
