@@ -54,7 +54,7 @@ async def test_a_million_nodes(tmp_path: Path) -> None:
 
 
 async def test_a_loop_of_2_to_the_60_trips(tmp_path: Path) -> None:
-    """Without stacked outputs it is data: the profile says what it would cost. With them it wants an exbibyte or more."""
+    """Without stacked outputs it is data: the profile says its cost. With them it wants an exbibyte or more."""
 
     def looping(results: list[str]) -> bytes:
         body = graph(
@@ -92,7 +92,7 @@ async def test_a_few_bytes_that_want_4_tebibytes(tmp_path: Path) -> None:
 
 
 async def test_work_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
-    """90 000 constants that follow from each other, within every limit on size: half a minute of folding, 1 s allowed."""
+    """90 000 constants that follow from each other, within every limit on size: 1 s of folding is allowed."""
     nodes = [helper.make_node("Add", [f"t{i}", "one"], [f"t{i + 1}"]) for i in range(90_000)]
     made = model(
         [*nodes, helper.make_node("Add", ["x", "t90000"], ["y"])],

@@ -1,4 +1,4 @@
-"""A34: what would bring foreign code or options into the runtime is refused, unless the operator allowed that digest."""
+"""A34: what brings foreign code or options into the runtime is refused, unless the operator allowed that digest."""
 
 from pathlib import Path
 

@@ -14,7 +14,6 @@ import pytest
 from harness.crafted import digest_of
 from harness.push import chunks_of
 from harness.wait import wait_until
-from shoal.coordinator.blobs import directory
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Bytes
@@ -112,7 +111,7 @@ async def test_a_disk_that_fills_up_midway_leaves_nothing(
         written.append(write(descriptor, content))
         return written[-1]
 
-    monkeypatch.setattr(directory.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     assert await refused(blobs, chunks_of(CONTENT), SIZE, DIGEST) is Code.DISK_FULL
     assert sum(written) > 300_000
 
@@ -179,7 +178,7 @@ async def test_bytes_are_on_disk_before_the_name(blobs: DirectoryBlobs, monkeypa
         seen.append("rename")
         return rename(path, target)
 
-    monkeypatch.setattr(directory.os, "fsync", synced)
+    monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     await blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST)
     assert seen == ["file", "rename", "folder"]

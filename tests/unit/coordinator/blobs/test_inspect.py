@@ -120,11 +120,11 @@ async def test_processor_time_stops_it(tmp_path: Path) -> None:
 
 
 async def test_memory_stops_it(tmp_path: Path) -> None:
-    """Two bytes a node in the file, a hundred in memory: four million of them."""
-    nodes = b"\x0a\x00" * 4_000_000
+    """Two bytes a node in the file, a hundred in memory: two million of them."""
+    nodes = b"\x0a\x00" * 2_000_000
     path, digest = stored(tmp_path, field(7, nodes))
     rules = Rules(max_nodes=10**7, max_fields=10**7)
-    error = await refused(path, digest, InspectionLimits(memory_bytes=Bytes(256 * 2**20), rules=rules))
+    error = await refused(path, digest, InspectionLimits(memory_bytes=Bytes(224 * 2**20), rules=rules))
     assert error.code is Code.MODEL_INVALID
     assert "memory" in error.refusal.found
 
@@ -140,6 +140,7 @@ async def test_a_child_that_is_killed_is_a_model_refused(tmp_path: Path) -> None
     path, digest = stored(tmp_path, slow())
     asked = asyncio.ensure_future(ChildInspector().inspect(path, digest))
     child = await until(lambda: next(iter(psutil.Process().children()), None), 10, "a child that reads the model")
+    assert child is not None
     os.kill(child.pid, signal.SIGSEGV)
     with pytest.raises(ShoalError) as caught:
         await asked
