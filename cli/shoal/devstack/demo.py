@@ -1,7 +1,8 @@
 """The whole story on one machine, as steps that check themselves; the command line narrates it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
 from typing import Any, Final, Protocol, TypeVar
@@ -13,7 +14,7 @@ from shoal.client import Inference, Region
 from shoal.devstack import ocr
 from shoal.devstack.control import Control, Up
 from shoal.devstack.load import Load
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import show_joules, show_seconds
 from shoal.v1 import operator_pb2
 
@@ -79,7 +80,7 @@ class Demo:
     def run(self) -> Report:
         files = ocr.files()
         up = self._timed("start", lambda: self._start())
-        with Region(up.operator) as api:
+        with Region(up.operator) as api, self._events_on_failure(api):
             self._timed("push and place", lambda: self._place(api, files))
             fast = self._timed("read the page", lambda: self._read(api, up, files, "fastest"))
             self._timed("move to least energy", lambda: self._save_energy(api, up, files, fast))
@@ -90,6 +91,18 @@ class Demo:
                 "doctor finds nothing wrong", not failed, "; ".join(f"{c.name}: {c.refusal.found}" for c in failed)
             )
         return self.report
+
+    @contextmanager
+    def _events_on_failure(self, api: Region) -> Iterator[None]:
+        """A step that does not come about is explained by what the coordinator last decided."""
+        try:
+            yield
+        except ShoalError:
+            self._tell.section("The last events before the failure")
+            for event in list(api.events())[-25:]:
+                name = event.workload.name or event.subject
+                self._tell.say(f"{event.sequence}  {event.code}  {name} {event.node}  {event.message}")
+            raise
 
     # the steps
 
@@ -103,8 +116,8 @@ class Demo:
         self._tell.section("Two models that find and read the lines of a page, placed for lowest latency")
         api.push(files.detector, "ppocr-det")
         api.push(files.recogniser, "ppocr-rec")
-        self._apply(api, "fast.yaml")
-        rows = self._settled(api)
+        plan = self._apply(api, "fast.yaml")
+        rows = self._settled(api, plan)
         self._tell.placements(rows)
         self.report.placed["fastest"] = _where(rows)
         self._check(
@@ -115,7 +128,7 @@ class Demo:
         """Joules for one page."""
         before = self._joules(api)
         page = Image.open(files.page)
-        alphabet = ocr.alphabet_of(dict(next(m for m in api.models("ppocr-rec")).profile.metadata))
+        alphabet = ocr.alphabet(files.recogniser)
         with Inference(up.client) as client:
 
             def infer(workload: str, value: ocr.Floats) -> ocr.Floats:
@@ -153,7 +166,7 @@ class Demo:
             for one in plan.workloads
             for change in one.changes
         ]
-        rows = self._settled(api)
+        rows = self._settled(api, plan)
         self._tell.placements(rows)
         self.report.placed["least energy"] = _where(rows)
         self._check(
@@ -168,8 +181,8 @@ class Demo:
 
     def _kill(self, api: Region, up: Up, files: ocr.Files) -> None:
         self._tell.section("Two replicas on two nodes; then one machine dies under load")
-        self._apply(api, "sturdy.yaml")
-        rows = self._settled(api)
+        plan = self._apply(api, "sturdy.yaml")
+        rows = self._settled(api, plan)
         self._tell.placements(rows)
         victim = next(row.node for row in rows if row.assignment.workload.name == RECOGNISE)
         line = ocr.line_input(Image.open(files.page).convert("RGB").crop((0, 45, 384, 68)))
@@ -244,16 +257,21 @@ class Demo:
             )
         return plan
 
-    def _settled(self, api: Region) -> Sequence[operator_pb2.PlacementView]:
-        """Placements once all workloads are ready and nothing is on its way in or out."""
+    def _settled(self, api: Region, plan: operator_pb2.PlanReply) -> Sequence[operator_pb2.PlacementView]:
+        """Placements once they are those of the plan: all serving, nothing on its way in or out."""
+        planned = {
+            (one.workload.name, candidate.node, candidate.device)
+            for one in plan.workloads
+            for candidate in one.candidates
+            if candidate.chosen
+        }
 
         def settled() -> Sequence[operator_pb2.PlacementView] | None:
-            views = api.get("workloads").workloads
             rows = _rows(api)
-            still = all(row.routed and not row.assignment.draining for row in rows)
-            wanted = sum(view.wanted for view in views)
-            ready = all(view.state == "ready" for view in views)
-            return rows if views and ready and still and len(rows) == wanted else None
+            placed = {(row.assignment.workload.name, row.node, row.assignment.device) for row in rows}
+            return (
+                rows if placed == planned and all(row.routed and not row.assignment.draining for row in rows) else None
+            )
 
         return self._wait(settled, SETTLE_S, "the workloads to be ready")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -143,8 +144,9 @@ def decode(likely: Floats, alphabet: list[str]) -> str:
     return "".join(alphabet[index] for index in best[(best != 0) & fresh])
 
 
-def alphabet_of(metadata: dict[str, str]) -> list[str]:
-    """PP-OCR keeps its characters in the model's metadata, a line each."""
+def alphabet(recogniser: Path) -> list[str]:
+    """The characters that the recogniser tells apart; PP-OCR keeps them in the model's metadata, a line each."""
+    metadata = {entry.key: entry.value for entry in onnx.load(recogniser, load_external_data=False).metadata_props}
     return ["", *metadata["character"].splitlines(), " "]
 
 

@@ -14,7 +14,7 @@ def test_page_is_read_line_by_line() -> None:
         "find": onnxruntime.InferenceSession(str(files.detector), providers=["CPUExecutionProvider"]),
         "read": onnxruntime.InferenceSession(str(files.recogniser), providers=["CPUExecutionProvider"]),
     }
-    alphabet = ocr.alphabet_of(sessions["read"].get_modelmeta().custom_metadata_map)
+    alphabet = ocr.alphabet(files.recogniser)
 
     def infer(workload: str, value: ocr.Floats) -> ocr.Floats:
         return np.asarray(sessions[workload].run(None, {"x": value})[0], np.float32)
