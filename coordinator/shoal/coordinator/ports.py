@@ -40,7 +40,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """All or nothing. expect: key -> revision read (0: must be absent); keys not listed are written blindly."""
+    """All or nothing. expect: key -> revision read (0: must be absent); keys not listed are written blindly.
+
+    A key that is put and deleted is put.
+    """
 
     puts: Mapping[str, bytes] = field(default_factory=dict)
     deletes: tuple[str, ...] = ()

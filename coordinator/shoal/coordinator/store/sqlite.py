@@ -185,7 +185,8 @@ class SqliteStore:
                     raise StaleRevision(key)
             head = _head(self._connection)
             revision, total = head.revision + 1, head.sum
-            for key in (*transaction.puts, *transaction.deletes):
+            deletes = dict.fromkeys(key for key in transaction.deletes if key not in transaction.puts)
+            for key in (*transaction.puts, *deletes):
                 row = execute("SELECT checksum FROM kv WHERE key = ?", (key,)).fetchone()
                 total = _xor(total, row[0]) if row else total
             for key, value in transaction.puts.items():
@@ -193,7 +194,7 @@ class SqliteStore:
                 total = _xor(total, checksum)
                 execute("INSERT OR REPLACE INTO kv VALUES (?, ?, ?, ?)", (key, value, revision, checksum))
                 execute("INSERT INTO change VALUES (NULL, ?, ?, ?, ?)", (revision, key, value, checksum))
-            for key in transaction.deletes:
+            for key in deletes:
                 if execute("DELETE FROM kv WHERE key = ?", (key,)).rowcount:
                     execute(
                         "INSERT INTO change VALUES (NULL, ?, ?, NULL, ?)",

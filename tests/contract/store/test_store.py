@@ -1,0 +1,212 @@
+"""One suite for every store behind ports.Store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.coordinator.ports import Change, Compacted, StaleRevision, Store, Transaction
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.codes import Code, ShoalError
+
+CHANGES_KEPT = 16
+
+Opener = Callable[[Path], Awaitable[Store]]
+
+
+async def open_sqlite(directory: Path) -> Store:
+    return await SqliteStore.open(directory, changes_kept=CHANGES_KEPT)
+
+
+BACKENDS: dict[str, Opener] = {"sqlite": open_sqlite}
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def opener(request: pytest.FixtureRequest) -> Opener:
+    return BACKENDS[request.param]
+
+
+@asynccontextmanager
+async def opened(opener: Opener, directory: Path) -> AsyncIterator[Store]:
+    store = await opener(directory)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_reads_what_was_committed(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        assert await store.read("nodes/a") is None
+        first = await store.commit(Transaction({"nodes/a": b"1", "nodes/b": b"\0\xff"}))
+        second = await store.commit(Transaction({"nodes/a": b"2"}))
+        assert second > first > 0
+        found = await store.read("nodes/a")
+        assert found is not None
+        assert (found.key, found.value, found.revision) == ("nodes/a", b"2", second)
+        assert [record.revision for record in await store.scan("nodes/")] == [second, first]
+
+
+async def test_scans_in_order_in_pages(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        keys = [f"events/{number:04}" for number in range(50)]
+        await store.commit(Transaction({key: key.encode() for key in [*keys, "event", "events0", "f"]}))
+        assert [record.key for record in await store.scan("events/")] == keys
+        found: list[str] = []
+        while page := await store.scan("events/", after=found[-1] if found else "", limit=7):
+            assert len(page) <= 7
+            found += [record.key for record in page]
+        assert found == keys
+
+
+async def test_a_stale_expectation_changes_nothing(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        revision = await store.commit(Transaction({"a": b"1"}))
+        await store.commit(Transaction({"a": b"2"}, expect={"a": revision}))
+        for expect in ({"a": revision}, {"a": 0}, {"b": 7}):
+            with pytest.raises(StaleRevision):
+                await store.commit(Transaction({"a": b"3", "b": b"3"}, deletes=("a",), expect=expect))
+        assert [(record.key, record.value) for record in await store.scan("")] == [("a", b"2")]
+        await store.commit(Transaction({"b": b"1"}, expect={"b": 0}))
+
+
+async def test_exactly_one_of_a_hundred_racing_transactions_wins(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        await store.commit(Transaction({"token": b"fresh"}))
+        record = await store.read("token")
+        assert record is not None
+        racers = [
+            store.commit(Transaction({"token": b"%d" % number}, expect={"token": record.revision}))
+            for number in range(100)
+        ]
+        outcomes = await asyncio.gather(*racers, return_exceptions=True)
+        assert sum(isinstance(outcome, int) for outcome in outcomes) == 1
+        assert sum(isinstance(outcome, StaleRevision) for outcome in outcomes) == 99
+
+
+async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        revision = await store.commit(Transaction({"a": b"1"}))
+    async with opened(opener, tmp_path) as store:
+        found = await store.read("a")
+        assert found is not None
+        assert found.revision == revision
+        assert await store.commit(Transaction({"b": b"1"})) > revision
+
+
+async def test_a_second_process_is_refused(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path):
+        with pytest.raises(ShoalError) as refused:
+            await opener(tmp_path)
+        assert refused.value.code is Code.STORE_UNAVAILABLE
+
+
+async def test_a_closed_store_says_so(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        pass
+    with pytest.raises(ShoalError) as refused:
+        await store.read("a")
+    assert refused.value.code is Code.STORE_UNAVAILABLE
+
+
+async def test_watch_gives_every_change_under_its_prefix_in_order(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        start = await store.commit(Transaction({"a/1": b"before"}))
+        seen: list[Change] = []
+
+        async def follow() -> None:
+            async for change in store.watch("a/", start):
+                seen.append(change)
+                if len(seen) == 4:
+                    return
+
+        follower = asyncio.create_task(follow())
+        first = await store.commit(Transaction({"a/2": b"x", "b/1": b"other", "a/1": b"y"}))
+        await store.commit(Transaction({"b/2": b"other"}))
+        second = await store.commit(Transaction(deletes=("a/1", "a/never")))
+        third = await store.commit(Transaction({"a/3": b"z"}))
+        await asyncio.wait_for(follower, 5)
+        assert [(change.key, change.value, change.revision) for change in seen] == [
+            ("a/2", b"x", first),
+            ("a/1", b"y", first),
+            ("a/1", None, second),
+            ("a/3", b"z", third),
+        ]
+
+
+async def test_a_watcher_that_is_too_late_is_told_to_list_again(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        start = await store.commit(Transaction({"a": b"0"}))
+        for number in range(CHANGES_KEPT * 2):
+            newest = await store.commit(Transaction({"a": b"%d" % number}))
+        with pytest.raises(Compacted) as gone:
+            await anext(store.watch("a", start))
+        assert gone.value.revision == newest
+        await store.commit(Transaction({"a": b"next"}))
+        assert (await anext(store.watch("a", gone.value.revision))).value == b"next"
+
+
+async def test_a_watcher_overtaken_while_it_sleeps_is_told_too(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        start = await store.commit(Transaction({"a": b"0"}))
+        watcher = store.watch("a", start)
+        await store.commit(Transaction({"a": b"1"}))
+        assert (await anext(watcher)).value == b"1"
+        for number in range(CHANGES_KEPT * 2):
+            await store.commit(Transaction({"a": b"%d" % number}))
+        with pytest.raises(Compacted):
+            await anext(watcher)
+
+
+KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "b/\u00e9", "c"])
+VALUES = st.binary(max_size=64)
+STEPS = st.lists(
+    st.tuples(
+        st.dictionaries(KEYS, VALUES, max_size=3),
+        st.sets(KEYS, max_size=2),
+        st.dictionaries(KEYS, st.integers(0, 6), max_size=2),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_behaves_as_a_dictionary_does(
+    opener: Opener, tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
+) -> None:
+    """Any sequence of transactions, with reopening in between, gives what a dictionary of (value, revision) gives."""
+    asyncio.run(_compare(opener, tmp_path_factory.mktemp("store"), steps))
+
+
+async def _compare(opener: Opener, directory: Path, steps: list[tuple[Any, ...]]) -> None:
+    model: dict[str, tuple[bytes, int]] = {}
+    store = await opener(directory)
+    last = 0
+    for puts, deletes, expect, reopen in steps:
+        stale = any(model.get(key, (b"", 0))[1] != revision for key, revision in expect.items())
+        transaction = Transaction(puts, tuple(sorted(deletes - puts.keys())), expect)
+        if stale:
+            with pytest.raises(StaleRevision):
+                await store.commit(transaction)
+        else:
+            revision = await store.commit(transaction)
+            assert revision > last
+            last = revision
+            model = {key: value for key, value in model.items() if key not in transaction.deletes}
+            model |= {key: (value, revision) for key, value in puts.items()}
+        if reopen:
+            await store.close()
+            store = await opener(directory)
+        assert await _content(store) == model
+    await store.close()
+
+
+async def _content(store: Store) -> Mapping[str, tuple[bytes, int]]:
+    return {record.key: (record.value, record.revision) for record in await store.scan("")}
