@@ -102,6 +102,13 @@ def session_options(threads: int) -> ort.SessionOptions:
     return options
 
 
+def run_options() -> ort.RunOptions:
+    """Of one run. What goes wrong is in the exception: a stranger's bad requests shall not fill the log."""
+    options = ort.RunOptions()
+    options.log_severity_level = 4
+    return options
+
+
 def generate(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], integer: int) -> dict[str, Array]:
     """Inputs made from the signature: floats spread over [0, 1), every integer `integer`, True, and `a`.
 

@@ -38,8 +38,8 @@ class LoadOrder:
     """One assignment for one worker.
 
     digest: `sha256:<hex>` that the bytes at `path` must have. threads: of one run; runners: runs at once. queue: how
-    many requests may wait or run. memory_bytes: what may be taken beyond the idle worker; 0 for no limit. pace: of an
-    emulated device, whose runs on this machine take turns by the locks `slots`.
+    many requests may wait or run. memory_bytes: what may be taken beyond the idle worker; 0 for no limit. warm_up_s:
+    how long the warm-up may take. pace: of an emulated device, whose runs take turns by the locks `slots`.
     """
 
     assignment: str
@@ -52,6 +52,7 @@ class LoadOrder:
     queue: int
     memory_bytes: int
     max_request_bytes: int
+    warm_up_s: float
     work: Work
     pace: Pace | None
     slots: tuple[str, ...]

@@ -51,6 +51,7 @@ class PoolOptions:
     orphan_after_s: float = 60.0
     start_timeout_s: float = 60.0
     load_timeout_s: float = 180.0
+    warm_up_s: float = 60.0
     stuck_after_s: float = 20.0
     loads_at_once: int = 2
     queue: int = 128
@@ -354,6 +355,7 @@ class ProcessWorkers:
             queue=options.queue,
             memory_bytes=int(limit),
             max_request_bytes=options.max_request_bytes,
+            warm_up_s=options.warm_up_s,
             work=assignment.work,
             pace=self._pace(device.name),
             slots=tuple(slots) if device.emulated else (),

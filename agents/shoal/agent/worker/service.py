@@ -21,7 +21,7 @@ import structlog
 from shoal.agent.ports import Pace
 from shoal.agent.worker import isolation
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
-from shoal.agent.worker.engine import Engine, open_engine, read_verified, warm_up
+from shoal.agent.worker.engine import Engine, open_engine, read_verified, run_options, warm_up
 from shoal.agent.worker.frames import FrameServer, Handler, Message
 from shoal.agent.worker.messages import Loaded, LoadOrder, ProbeOrder, State, WorkerStatus, pack, unpack
 from shoal.agent.worker.metering import Metering
@@ -39,8 +39,6 @@ _log = structlog.get_logger(__name__)
 
 MAX_RUN_S: Final = 300.0
 """The longest any request may take, whatever deadline it brings."""
-WARM_UP_S: Final = 60.0
-"""A warm-up that takes longer is told to terminate: WARMUP_FAILED."""
 STUCK_S: Final = 10.0
 """A run that goes on for this long after it was told to terminate ends the process."""
 _WARM_RUNS: Final = 5
@@ -56,7 +54,7 @@ class _Job:
         self.origin = origin
         self.arrived = arrived
         self.deadline = deadline
-        self.options = ort.RunOptions()
+        self.options = run_options()
         self.ended = threading.Event()
         """The caller is gone, or its deadline."""
 
@@ -188,8 +186,8 @@ class Service:
             engine = await asyncio.to_thread(_open, order)
             load_s = time.perf_counter() - start
             self._change(State.WARMING)
-            options = ort.RunOptions()
-            giving_up = loop.call_later(WARM_UP_S, _terminate, options)
+            options = run_options()
+            giving_up = loop.call_later(order.warm_up_s, _terminate, options)
             try:
                 loaded = await asyncio.to_thread(_measure, order, engine, options, load_s, before)
             finally:

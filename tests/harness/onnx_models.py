@@ -1,0 +1,120 @@
+"""Small ONNX models made on the spot, and the real ones that come inside wheels."""
+
+import hashlib
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+KINDS = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def value(name: str, kind: str, shape: Sequence[int | str] | None) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, KINDS[kind], shape)
+
+
+def model(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    constants: Sequence[TensorProto] = (),
+) -> bytes:
+    graph = helper.make_graph(list(nodes), "g", list(inputs), list(outputs), list(constants))
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return made.SerializeToString(deterministic=True)
+
+
+def identity(kinds: Sequence[str]) -> bytes:
+    """For each kind an input `x_KIND` [n, 3] that comes out as `y_KIND`."""
+    nodes = [helper.make_node("Identity", [f"x_{kind}"], [f"y_{kind}"]) for kind in kinds]
+    inputs = [value(f"x_{kind}", kind, ["n", 3]) for kind in kinds]
+    return model(nodes, inputs, [value(f"y_{kind}", kind, ["n", 3]) for kind in kinds])
+
+
+def add_one() -> bytes:
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    node = helper.make_node("Add", ["x", "one"], ["y"])
+    return model([node], [value("x", "FP32", ["n"])], [value("y", "FP32", ["n"])], [one])
+
+
+def fill() -> bytes:
+    """`y`: as many zeros as `x` says. A small request that wants as much memory as it likes."""
+    node = helper.make_node("ConstantOfShape", ["x"], ["y"])
+    return model([node], [value("x", "INT64", [1])], [value("y", "FP32", ["m"])])
+
+
+def heavy(megabytes: int) -> bytes:
+    """x + weights of this size."""
+    weights = numpy_helper.from_array(np.ones(megabytes * 2**18, np.float32), "w")
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    return model([node], [value("x", "FP32", [1])], [value("y", "FP32", [megabytes * 2**18])], [weights])
+
+
+def loop(trips: int) -> bytes:
+    """Doubles x as often as `trips` says, a trip at a time; `trips` -1: as often as the input `n` says."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["v", "v"], ["doubled"])],
+        "body",
+        [value("i", "INT64", []), value("go", "BOOL", []), value("v", "FP32", [1])],
+        [value("go_on", "BOOL", []), value("doubled", "FP32", [1])],
+    )
+    node = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    inputs = [value("x", "FP32", [1])]
+    constants = []
+    if trips < 0:
+        inputs.append(value("n", "INT64", []))
+    else:
+        constants.append(helper.make_tensor("n", TensorProto.INT64, [], [trips]))
+    return model([node], inputs, [value("y", "FP32", [1])], constants)
+
+
+def divide() -> bytes:
+    """x / d in int32. The least integer over -1 raises SIGFPE inside the runtime on x86."""
+    node = helper.make_node("Div", ["x", "d"], ["y"])
+    kind = "INT32"
+    return model([node], [value("x", kind, ["n"]), value("d", kind, ["n"])], [value("y", kind, ["n"])])
+
+
+def crash_at_load() -> bytes:
+    """The same division between constants: the runtime folds it when it opens the model."""
+    least = helper.make_tensor("a", TensorProto.INT32, [1], [-(2**31)])
+    minus = helper.make_tensor("b", TensorProto.INT32, [1], [-1])
+    nodes = [helper.make_node("Div", ["a", "b"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])]
+    return model(nodes, [value("x", "INT32", [1])], [value("y", "INT32", [1])], [least, minus])
+
+
+def packaged(distribution: str, ending: str) -> Path:
+    """A model file inside an installed wheel."""
+    for path in metadata.files(distribution) or ():
+        if str(path).endswith(ending):
+            return Path(str(path.locate()))
+    raise LookupError(f"{distribution} holds no {ending}")
+
+
+def recogniser() -> Path:
+    return packaged("rapidocr-onnxruntime", "ch_PP-OCRv4_rec_infer.onnx")
+
+
+def magika() -> Path:
+    return packaged("magika", "model.onnx")

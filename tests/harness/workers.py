@@ -1,0 +1,179 @@
+"""A pool of real worker processes under test: its events on record, requests made and read like a front does."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.onnx_models import digest
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.agent.ports import Pace, WorkerEvent, WorkerReady, WorkerStats
+from shoal.agent.worker.frames import FrameClient
+from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
+from shoal.agent.worker.tensors import DATATYPES, to_raw
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.assignment import Assignment, Work
+from shoal.types.device import Device, DeviceKind
+from shoal.types.units import Bytes
+from shoal.types.workload import PartitionRule, WorkloadKey
+
+Array = NDArray[Any]
+E = TypeVar("E", bound=WorkerEvent)
+
+CPU = Device(
+    name="cpu0",
+    kind=DeviceKind.CPU,
+    vendor="test",
+    model="test",
+    driver="linux",
+    driver_version="1",
+    runtime_version="onnxruntime",
+    provider="CPUExecutionProvider",
+    memory_bytes=Bytes(2**34),
+    parallelism=2,
+)
+
+
+class Pool:
+    """`async with Pool(folder) as pool`: a pool that has adopted what lay there. Ends its workers unless told to keep."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: PoolOptions | None = None,
+        device: Device = CPU,
+        pace: Pace | None = None,
+        *,
+        keep: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        self.device = device
+        self.keep = keep
+        self.events: list[WorkerEvent] = []
+        self.workers = ProcessWorkers(self.run, SystemClock(), {device.name: device}.get, lambda _: pace, options)
+
+    async def __aenter__(self) -> Self:
+        self.adopted = await self.workers.adopt()
+        self._listening = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listening.cancel()
+        await self.workers.close(keep=self.keep)
+
+    async def _listen(self) -> None:
+        async for event in self.workers.events():
+            self.events.append(event)
+
+    def assignment(
+        self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None
+    ) -> tuple[Assignment, Path]:
+        path = self.folder / f"{name}.onnx"
+        path.write_bytes(data)
+        assignment = Assignment(
+            id=name,
+            workload=WorkloadKey("default", name),
+            revision=1,
+            model=digest(data),
+            model_bytes=Bytes(len(data)),
+            device=self.device.name,
+            provider=self.device.provider,
+            precision="fp32",
+            draining=False,
+            shared_worker=False,
+            memory_bytes=Bytes(memory),
+            max_batch=1,
+            partition=PartitionRule(),
+            work=work or Work(),
+        )
+        return assignment, path
+
+    async def start(self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None) -> None:
+        assignment, path = self.assignment(name, data, memory=memory, work=work)
+        await self.workers.start(assignment, str(path))
+
+    async def serve(self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None) -> WorkerReady:
+        await self.start(name, data, memory=memory, work=work)
+        return await self.event(name, WorkerReady)
+
+    async def event(self, name: str, kind: type[E], deadline_s: float = 30.0) -> E:
+        """The first event of this kind about this assignment; it is taken out of the record."""
+
+        def found() -> E | None:
+            for event in self.events:
+                if isinstance(event, kind) and event.assignment == name:
+                    self.events.remove(event)
+                    return event
+            return None
+
+        event = await until(found, deadline_s, f"{kind.__name__} of {name} in {self.events}")
+        assert event is not None
+        return event
+
+    async def client(self, name: str) -> FrameClient:
+        local = self.workers.local(name)
+        assert local is not None, f"{name} is not ready"
+        return await FrameClient.connect(local.socket, local.nonce)
+
+    async def stats(self, name: str) -> WorkerStats:
+        return next(stats for stats in await self.workers.stats() if stats.assignment == name)
+
+    def pid(self, name: str) -> int:
+        """From the records, as the next supervisor would know it."""
+        import json
+
+        told = [json.loads(path.read_text()) for path in self.run.glob("worker-*.json")]
+        return next(int(one["pid"]) for one in told if one["assignment"] and one["assignment"]["id"] == name)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def datatype(array: Array) -> str:
+    return next(found.name for found in DATATYPES.values() if found.dtype == array.dtype)
+
+
+def request(feeds: Mapping[str, Array], *, outputs: tuple[str, ...] = (), typed: bool = False) -> oip.ModelInferRequest:
+    """Raw contents, or the typed ones where the protocol has a field for every input's datatype."""
+    made = oip.ModelInferRequest(model_name="m", model_version="1", id="7")
+    for name, array in feeds.items():
+        tensor = made.inputs.add(name=name, datatype=datatype(array), shape=array.shape)
+        if typed:
+            field = DATATYPES[tensor.datatype].field
+            assert field is not None
+            values = [item.encode() for item in array.flat] if array.dtype == np.object_ else array.flatten().tolist()
+            getattr(tensor.contents, field).extend(values)
+        else:
+            made.raw_input_contents.append(to_raw(array))
+    for name in outputs:
+        made.outputs.add(name=name)
+    return made
+
+
+async def infer(
+    client: FrameClient,
+    made: oip.ModelInferRequest | Mapping[str, Array],
+    *,
+    origin: str = "test",
+    deadline_s: float = 30.0,
+) -> oip.ModelInferResponse:
+    body = made if isinstance(made, oip.ModelInferRequest) else request(made)
+    header = {"origin": origin, "deadline_s": deadline_s}
+    reply = await client.call("infer", body.SerializeToString(), header=header, timeout=deadline_s + 5)
+    return oip.ModelInferResponse.FromString(reply.payload)
+
+
+def parallelism(device: Device, count: int) -> Device:
+    return replace(device, parallelism=count)
