@@ -69,9 +69,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         ),
         "metadata.labels": Live(_RESOLVE, note="for people and listings", reads="labels"),
         "spec.model.source": Live(
-            _CONTROLLERS, (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN), note="pinned by digest on apply", reads="source"
+            _CONTROLLERS, (Code.MODEL_UNKNOWN,), note="pinned by digest on apply", reads="source"
         ),
-        "spec.model.variants.source": Live(_CONTROLLERS, (Code.SOURCE_DENIED, Code.MODEL_UNKNOWN), reads="source"),
+        "spec.model.variants.source": Live(_CONTROLLERS, (Code.MODEL_UNKNOWN,), reads="source"),
         "spec.model.variants.precision": Live(
             _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given", reads="precision"
         ),
@@ -153,7 +153,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.partition.serve": Live("shoal.agent.core.partition", reads="serve_s"),
         "spec.partition.cold_boot": Live("shoal.agent.core.partition", reads="cold_boot_serve"),
         "spec.partition.on_reconnect": Live("shoal.agent.core.reconcile", note="the only way there is"),
-        "spec.priority": Live(_PLACEMENT, (Code.OUTRANKED,), note="order of admission", reads="priority"),
+        "spec.priority": Live(_PLACEMENT, note="order of admission", reads="priority"),
         "spec.schedule.when": Later("schedules, with migration"),
         "spec.schedule.optimize.energy": Later("schedules, with migration"),
         "spec.schedule.optimize.cost": Later("schedules, with migration"),
@@ -443,6 +443,18 @@ _LOOSER: Final = {
 def _workload(workload: Workload) -> Rule:
     spec = workload.spec
     sources = [spec.model.source, *(variant.source for variant in spec.model.variants)]
+    for index, source in enumerate(sources):
+        if "://" in source:
+            path: Path = ("variants", index - 1) if index else ()
+            yield (
+                ("spec", "model", *path, "source"),
+                Refusal(
+                    Code.NOT_SUPPORTED_YET,
+                    f"nothing fetches {source!r:.80} in this release",
+                    "a file, or the name or digest of a pushed model",
+                    "fetch it, and name the file here",
+                ),
+            )
     for index, source in enumerate(sources[1:]):
         if source in sources[: index + 1]:
             yield (

@@ -129,6 +129,13 @@ MISTAKES = [
     ("session", workload("  session: {§state: {h: hn}}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("shared", workload("  isolation: §shared\n"), Code.NOT_SUPPORTED_YET, "write process"),
     (
+        "source to fetch",
+        "apiVersion: shoal/v1\nkind: Workload\nmetadata: {name: w}\n"
+        "spec: {model: {source: a, variants: [{source: b}, {source: §https://models.example/c.onnx}]}}\n",
+        Code.NOT_SUPPORTED_YET,
+        "fetch it",
+    ),
+    (
         "price feed",
         "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\nspec: {price: {§source: ./p.csv}}\n",
         Code.NOT_SUPPORTED_YET,

@@ -41,6 +41,8 @@ def test_the_consumer_reads_the_field(field: str, live: Live) -> None:
         assert live.reads in words, f"{live.consumer} does not read {live.reads}, so {field} must be refused"
     else:
         assert live.only or live.consumer.startswith("shoal.policies") or live.note
+    never = [code for code in live.codes if code.name not in _words("shoal.coordinator") | _words("shoal.policies")]
+    assert not never, f"nothing gives {never}"
 
 
 @cache
