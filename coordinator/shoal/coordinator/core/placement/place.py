@@ -21,10 +21,11 @@ def place(inputs: Inputs, *, explain: bool = True) -> Plan:
     scope = Scope(inputs)
     intents = sorted(inputs.intents, key=lambda intent: (-intent.priority, intent.key))
     current = {intent.key: standings(scope, intent) for intent in intents}
-    books = opened(scope, ((intent, current[intent.key][0]) for intent in intents))
+    opening = opened(scope, ((intent, current[intent.key][0]) for intent in intents))
+    books = opening
     plans = list[WorkloadPlan]()
     for intent in intents:
-        plan, books = _workload(Solver(scope, intent, *current[intent.key], books), explain=explain)
+        plan, books = _workload(Solver(scope, intent, *current[intent.key], books, opening), explain=explain)
         plans.append(plan)
     return Plan(tuple(plans), _hash(inputs, plans))
 

@@ -51,15 +51,19 @@ class Solver:
     """One workload against the books of all others."""
 
     def __init__(
-        self, scope: Scope, intent: Intent, standing: tuple[Standing, ...], fallen: tuple[Fallen, ...], books: Books
-    ) -> None:
+        self, scope: Scope, intent: Intent, standing: tuple[Standing, ...], fallen: tuple[Fallen, ...], books: Books,
+        opening: Books,
+    ) -> None:  # fmt: skip
+        """books: with all that was decided before this workload. opening: without it."""
         for each in standing:
             books = books.counted(scope, intent, each, -1)
+            opening = opening.counted(scope, intent, each, -1)
         self.scope = scope
         self.intent = intent
         self.standing = standing
         self.fallen = fallen
         self.books = books
+        self.opening = opening
         self.terms = terms_of(intent)
         self.broken = tuple(each for each in fallen if each.assignment.id in scope.inputs.broken)
 
@@ -190,14 +194,32 @@ class Solver:
 
     def _crowded(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
         """Constraints that depend on what else is placed."""
-        admissible = admissible_bytes(option.device, option.state, books.memory.get(option.slot, NOTHING))
         needed = memory_needed(option)
-        busy, booked = busy_share(self.scope, self.intent, option, require.replicas), books.busy.get(option.slot, 0.0)
         found = (
-            memory_fault(option, needed, admissible),
-            utilisation_fault(option, busy, booked, UTILISATION_MOST, require.replicas),
+            *self._no_room(option, require, books),
             self._quota(needed, books),
             None if spread_allows(option, picks, require) else _spread_fault(option, require),
+        )
+        return tuple(fault for fault in found if fault is not None)
+
+    def _no_room(self, option: Option, require: Requirements, books: Books) -> tuple[Fault, ...]:
+        """Memory and time of the device; OUTRANKED where they went to workloads that were decided before this one."""
+        found = self._short(option, require, books)
+        if found and self._short(option, require, self.books) and not self._short(option, require, self.opening):
+            slot = f"{option.slot.node}/{option.slot.device}"
+            lacking = " and ".join(fault.refusal.code for fault in found)
+            refusal = Refusal(
+                Code.OUTRANKED, f"{lacking} on {slot} after workloads of higher rank", "room for this one"
+            )
+            return (Fault(Order.MEMORY, refusal, physical(f"raise its priority above {self.intent.priority}")),)
+        return found
+
+    def _short(self, option: Option, require: Requirements, books: Books) -> tuple[Fault, ...]:
+        admissible = admissible_bytes(option.device, option.state, books.memory.get(option.slot, NOTHING))
+        busy, booked = busy_share(self.scope, self.intent, option, require.replicas), books.busy.get(option.slot, 0.0)
+        found = (
+            memory_fault(option, memory_needed(option), admissible),
+            utilisation_fault(option, busy, booked, UTILISATION_MOST, require.replicas),
         )
         return tuple(fault for fault in found if fault is not None)
 

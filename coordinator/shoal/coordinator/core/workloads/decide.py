@@ -93,8 +93,9 @@ def _remember(memory: Memory, fleet: Fleet) -> tuple[Remembered, ...]:
     for state in fleet.nodes.values():
         for observed in state.observed.values():
             if observed.measured is not None:
-                trial = Trial(observed.model, state.name, observed.device)
-                known[trial] = Remembered(trial, observed.measured)
+                new = Remembered(Trial(observed.model, state.name, observed.device), observed.measured)
+                if repr(known.get(new.trial)) != repr(new):  # NaN is not equal to itself: an unknown joule is no news
+                    known[new.trial] = new
     return tuple(known[trial] for trial in sorted(known))
 
 

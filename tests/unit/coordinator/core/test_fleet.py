@@ -1,0 +1,300 @@
+"""The fleet view: messages merged, replays without effect, silence judged by an observer that doubts itself."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.coordinator.core.region import (
+    GIB,
+    MIB,
+    START,
+    device,
+    fleet_of,
+    intent,
+    node,
+    observed,
+    reading,
+    receipt,
+    status,
+    warm,
+)
+
+from shoal.coordinator.core.fleet import updates
+from shoal.coordinator.core.fleet.checks import check_receipt, check_status
+from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, admissible_bytes, commitments
+from shoal.coordinator.core.fleet.judge import held, judge
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, Timing
+from shoal.types.assignment import Assignment, Ingress, Phase, Served, Status
+from shoal.types.codes import Code
+from shoal.types.device import EnergySource, Node
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall, Watts
+
+A = node("a")
+
+
+def at(seconds: float) -> tuple[Elapsed, Wall]:
+    return Elapsed(seconds), Wall(START + seconds)
+
+
+def beat(fleet: Fleet, of: Node, sequence: int, seconds: float, **changes: Any) -> Fleet:
+    fleet, refusals = updates.status_received(
+        fleet, of.name, fleet.nodes[of.name].epoch, status(of, sequence, at=seconds, **changes), *at(seconds)
+    )
+    assert refusals == ()
+    return fleet
+
+
+def assignment(name: str = "a-1", memory: int = 100 * MIB, **changes: Any) -> Assignment:
+    one = intent()
+    values: dict[str, Any] = {
+        "id": name, "workload": one.key, "revision": 1, "model": "sha256:x", "model_bytes": Bytes(1), "device": "cpu0",
+        "provider": "cpu-provider", "precision": "fp32", "draining": False, "shared_worker": False,
+        "memory_bytes": Bytes(memory), "max_batch": 1, "partition": one.partition,
+    }  # fmt: skip
+    return Assignment(**(values | changes))
+
+
+def test_full_replaces_and_a_delta_amends() -> None:
+    one, two = observed(assignment("a-1"), Phase.READY), observed(assignment("a-2"), Phase.LOADING)
+    fleet = beat(fleet_of(A), A, 2, 1.0, observed=(one, two))
+    fleet = beat(fleet, A, 3, 2.0, full=False, observed=(replace(two, phase=Phase.READY),), gone=("a-1",), readings=())
+    state = fleet.nodes["a"]
+    assert {name: each.phase for name, each in state.observed.items()} == {"a-2": Phase.READY}
+    assert "cpu0" in state.readings
+    assert beat(fleet, A, 4, 3.0).nodes["a"].observed == {}
+
+
+def test_replayed_late_and_foreign_messages_change_nothing() -> None:
+    fleet = beat(fleet_of(A), A, 5, 1.0, observed=(observed(assignment(), Phase.READY),))
+    for sequence in (5, 4, 1):
+        again, refusals = updates.status_received(fleet, "a", 1, status(A, sequence, at=2.0), *at(2.0))
+        assert again is fleet
+        assert refusals == ()
+    for epoch, message in ((2, status(A, 9, at=2.0, epoch=2)), (1, status(A, 9, at=2.0, epoch=0))):
+        again, refusals = updates.status_received(fleet, "a", epoch, message, *at(2.0))
+        assert again is fleet
+        assert [refusal.code for refusal in refusals] == [Code.EPOCH_STALE]
+    again, refusals = updates.status_received(fleet, "a", 1, status(node("b"), 9, at=2.0), *at(2.0))
+    assert again is fleet
+    assert [refusal.code for refusal in refusals] == [Code.NODE_MISMATCH]
+    assert updates.connected(fleet, A, 1, *at(2.0)) is fleet
+    assert updates.disconnected(fleet, "a", 7) is fleet
+
+
+def test_a_reconnect_keeps_what_was_seen_and_a_boot_does_not() -> None:
+    fleet = beat(fleet_of(A), A, 2, 1.0, observed=(observed(assignment(), Phase.READY),))
+    again = updates.connected(fleet, A, 2, *at(2.0)).nodes["a"]
+    assert set(again.observed) == {"a-1"}
+    assert again.reported
+    booted = updates.connected(fleet, replace(A, boot_id="boot-2"), 2, *at(2.0)).nodes["a"]
+    assert booted.observed == {}
+    assert not booted.reported
+
+
+def test_a_new_runtime_voids_the_receipt() -> None:
+    fleet = fleet_of(A)
+    assert set(fleet.nodes["a"].receipts) == {"cpu0"}
+    newer = replace(A, devices=(replace(A.devices[0], runtime_version="1.32"),))
+    assert updates.connected(fleet, newer, 2, *at(1.0)).nodes["a"].receipts == {}
+
+
+def test_silence_makes_suspect_then_lost_and_a_beat_makes_ready() -> None:
+    fleet, found = fleet_of(A), []
+    for tick in range(1, 25):
+        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        found += [(tick * 0.5, change.after) for change in changes]
+    assert found == [(3.5, Liveness.SUSPECT), (10.5, Liveness.LOST)]
+    fleet, changes = judge(beat(fleet, A, 2, 12.5), Elapsed(12.5))
+    assert [(change.before, change.after) for change in changes] == [(Liveness.LOST, Liveness.READY)]
+
+
+def test_an_observer_that_paused_suspects_nobody_before_a_window() -> None:
+    fleet, _ = judge(fleet_of(A, node("b")), Elapsed(1.0))
+    fleet, changes = judge(fleet, Elapsed(31.0))
+    assert changes == ()
+    fleet = beat(fleet, A, 2, 31.5)
+    found = []
+    for tick in range(63, 90):
+        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        found += [(tick * 0.5, change.node, change.after) for change in changes if change.node == "b"]
+    assert found == [(41.0, "b", Liveness.LOST)]
+
+
+def test_a_coordinator_that_started_has_seen_nobody_yet() -> None:
+    stored = tuple(fleet_of(A, node("b")).nodes.values())
+    fleet = updates.restored(stored, Fleet(), Elapsed(100.0))
+    assert {state.liveness for state in fleet.nodes.values()} == {Liveness.NEVER_SEEN}
+    fleet = beat(updates.connected(fleet, A, 2, *at(101.0)), A, 1, 101.0, epoch=2)
+    found = []
+    for tick in range(202, 230):
+        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        fleet = beat(fleet, A, tick, tick * 0.5, epoch=2)
+        found += [(tick * 0.5, change.node, change.after) for change in changes]
+    assert found == [(101.0, "a", Liveness.READY), (110.5, "b", Liveness.LOST)]
+
+
+def test_mass_silence_brakes_and_ends() -> None:
+    nodes = [node(f"n{index}") for index in range(9)]
+    fleet = fleet_of(*nodes)
+    for tick in range(1, 60):
+        now = tick * 0.5
+        for index, each in enumerate(nodes):
+            if index >= 3:
+                fleet = beat(fleet, each, tick + 1, now)
+        fleet, _ = judge(fleet, Elapsed(now))
+        mass = fleet.mass_silence
+        if now == 3.5:
+            assert mass is not None
+            assert held(fleet, Elapsed(now)) == {"n0", "n1", "n2"}
+        if now == 17.0:
+            assert held(fleet, Elapsed(now)) == {"n2"}
+    assert fleet.mass_silence is None
+    assert held(fleet, Elapsed(30.0)) == frozenset()
+
+
+def test_two_silent_nodes_are_no_mass_silence() -> None:
+    fleet = fleet_of(A, node("b"))
+    for tick in range(1, 10):
+        fleet, _ = judge(fleet, Elapsed(tick * 0.5))
+    assert fleet.mass_silence is None
+
+
+ABSURD = [math.inf, -math.inf, -1.0, 1e308]
+
+
+@pytest.mark.parametrize("value", [*ABSURD, 2.0])
+@pytest.mark.parametrize("field", ["utilisation", "temperature_c", "power_w", "energy_j"])
+def test_a35_absurd_readings_are_refused_value_by_value(field: str, value: float) -> None:
+    if (value == 2.0 and field != "utilisation") or (field, value) == ("temperature_c", -1.0):
+        return
+    first, second = device("cpu0"), device("gpu0", kind="gpu")
+    two = node("a", first, second)
+    message = status(two, 2, at=1.0, readings=(reading(first, **{field: value}), reading(second, free=GIB)))
+    fleet, refusals = updates.status_received(fleet_of(two), "a", 1, message, *at(1.0))
+    assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
+    assert fleet.nodes["a"].readings["cpu0"].utilisation == 0.1
+    assert fleet.nodes["a"].readings["gpu0"].free_bytes == GIB
+    assert not fleet.nodes["a"].quarantined
+
+
+def test_free_above_total_and_stamps_from_the_future() -> None:
+    fleet, wall = fleet_of(A), Wall(START + 1)
+    lying = status(A, 2, at=1.0, readings=(reading(A.devices[0], free=64 * GIB),))
+    assert [each.code for each in check_status(lying, A, wall)] == [Code.TELEMETRY_ABSURD]
+    future = status(A, 2, at=1.0, readings=(reading(A.devices[0], at=START + 3600),))
+    assert [each.code for each in check_status(future, A, wall)] == [Code.TELEMETRY_ABSURD]
+    counts = status(A, 2, at=1.0, ingress=(Ingress(intent().key, "x", -1, 0, 0, 0, 0),))
+    assert [each.code for each in check_status(counts, A, wall)] == [Code.TELEMETRY_ABSURD]
+    assert check_status(status(A, 2, at=1.0), A, wall) == ()
+    assert fleet.nodes["a"].strikes == 0
+
+
+def test_absurdity_that_persists_quarantines_and_the_work_stays() -> None:
+    fleet = beat(fleet_of(A), A, 2, 1.0, observed=(observed(assignment(), Phase.READY),))
+    for sequence in range(3, 6):
+        bad = status(
+            A, sequence, at=1.0 + sequence, readings=(reading(A.devices[0], power_w=-5.0),),
+            observed=(observed(assignment(), Phase.READY, measured=replace(warm(), load_s=Seconds(math.inf))),),
+        )  # fmt: skip
+        fleet, refusals = updates.status_received(fleet, "a", 1, bad, *at(1.0 + sequence))
+        assert len(refusals) == 2
+    state = fleet.nodes["a"]
+    assert state.quarantined
+    assert state.observed["a-1"].phase is Phase.READY
+    for sequence in range(6, 9):
+        assert fleet.nodes["a"].quarantined
+        fleet = beat(fleet, A, sequence, 1.0 + sequence)
+    assert not fleet.nodes["a"].quarantined
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"node": "b"}, Code.NODE_MISMATCH),
+        ({"device": "gpu7"}, Code.RECEIPT_ABSURD),
+        ({"provider": "other"}, Code.RECEIPT_ABSURD),
+        ({"measured_at": Wall(START + 3600)}, Code.RECEIPT_ABSURD),
+        ({"memory_bytes": Bytes(64 * GIB)}, Code.RECEIPT_ABSURD),
+        ({"memory_bytes": Bytes(0)}, Code.RECEIPT_ABSURD),
+        ({"spread": math.nan}, Code.RECEIPT_ABSURD),
+        ({"flops": 1e19}, Code.RECEIPT_ABSURD),
+        ({"flops": math.inf}, Code.RECEIPT_ABSURD),
+        ({"flops": 0.0}, Code.RECEIPT_ABSURD),
+        ({"watts": -1.0}, Code.RECEIPT_ABSURD),
+        ({}, None),
+        ({"flops": math.nan}, None),
+    ],
+)
+def test_receipts_that_cannot_be_true(changes: dict[str, Any], code: Code | None) -> None:
+    found = check_receipt(receipt(A, A.devices[0], **changes), A, Wall(START + 1))
+    assert (found.code if found is not None else None) is code
+
+
+def test_an_older_receipt_does_not_replace_a_newer_one() -> None:
+    fleet, _ = updates.receipts_received(
+        fleet_of(A), "a", (receipt(A, A.devices[0], flops=5e11, at=START + 5),), *at(6.0)
+    )
+    fleet, refusals = updates.receipts_received(fleet, "a", (receipt(A, A.devices[0], flops=1e11, at=START),), *at(7.0))
+    assert refusals == ()
+    assert fleet.nodes["a"].receipts["cpu0"].rates.matmul_flops["fp32"] == 5e11
+
+
+def test_books_and_live_memory() -> None:
+    fleet = beat(
+        fleet_of(A), A, 2, 1.0,
+        observed=(observed(assignment("a-1"), Phase.READY, measured=warm(memory=300 * MIB)),
+                  observed(assignment("a-2"), Phase.LOADING)),
+    )  # fmt: skip
+    state = fleet.nodes["a"]
+    books = commitments(fleet, {"a": (assignment("a-1"), assignment("a-2"), assignment("a-3"))})
+    assert books == {("a", "cpu0"): Committed(Bytes(500 * MIB), Bytes(200 * MIB))}
+    on = A.devices[0]
+    by_books = admissible_bytes(on, replace(state, readings={}), books["a", "cpu0"])
+    assert by_books == 8 * GIB - 500 * MIB
+    tight = replace(state, readings={"cpu0": reading(on, free=GIB)})
+    assert admissible_bytes(on, tight, books["a", "cpu0"]) == GIB - 256 * MIB - 200 * MIB
+    assert admissible_bytes(on, replace(state, readings={"cpu0": reading(on, free=0)}), NOTHING) < 0
+
+
+phases = st.sampled_from(list(Phase))
+figures = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([*ABSURD, 0.0, 0.5, math.nan]))
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Status:
+    served = Served(
+        "eu", draw(st.integers(-2, 5)), 0, Seconds(draw(figures)), Seconds(draw(figures)), Joules(draw(figures)),
+        EnergySource.ESTIMATED,
+    )  # fmt: skip
+    return status(
+        A,
+        draw(st.integers(0, 12)),
+        at=draw(st.floats(0, 10)),
+        epoch=draw(st.integers(0, 2)),
+        full=draw(st.booleans()),
+        observed=tuple(
+            observed(assignment(name), draw(phases), served=(served,))
+            for name in draw(st.sets(st.sampled_from(["a-1", "a-2", "a-3"])))
+        ),
+        gone=tuple(draw(st.sets(st.sampled_from(["a-1", "a-2"])))),
+        readings=(replace(reading(A.devices[0]), power_w=Watts(draw(figures)), utilisation=draw(figures)),),
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(messages(), max_size=8))
+def test_law_no_message_breaks_the_view_and_a_replay_changes_nothing(received: list[Status]) -> None:
+    fleet = fleet_of(A)
+    for index, message in enumerate(received):
+        now, wall = at(10.0 + index)
+        fleet, _ = updates.status_received(fleet, "a", message.epoch, message, now, wall)
+        again, _ = updates.status_received(fleet, "a", message.epoch, message, now, wall)
+        assert again is fleet
+        state = fleet.nodes["a"]
+        assert all(math.isnan(each.power_w) or 0 <= each.power_w <= 1e5 for each in state.readings.values())
+        assert all(served.requests >= 0 for each in state.observed.values() for served in each.served)
+    fleet, _ = judge(fleet, Elapsed(30.0))
+    assert fleet.timing == Timing()

@@ -1,0 +1,157 @@
+"""Prediction: the equations of docs/guides/prediction.md by hand, and what measurements do to them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.coordinator.core.region import MIB, device, node, profile, receipt, warm
+
+from shoal.coordinator.core.prediction.demand import OperatorClass, class_of, demand_of, work_of
+from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
+from shoal.coordinator.core.prediction.predict import predict, service_seconds
+from shoal.types.assignment import Measured, Served
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import EnergySource
+from shoal.types.profile import ModelProfile, OperatorCost
+from shoal.types.receipt import Receipt
+from shoal.types.units import Bytes, Joules, Seconds, Watts
+
+CPU = device()
+HOST = node("a", CPU)
+RECEIPT = receipt(HOST, CPU)
+
+
+def predicted(
+    model: ModelProfile | None = None,
+    measured_by: Receipt | None = RECEIPT,
+    batch: int = 1,
+    measured: Measured | None = None,
+    served: tuple[Served, ...] = (),
+) -> Prediction:
+    found = predict(CPU, measured_by, model or profile(), "fp32", batch, measured, served)
+    assert isinstance(found, Prediction)
+    return found
+
+
+def served(requests: int, p50: float, joules: float = 0.4) -> Served:
+    total = Joules(joules * requests)
+    return Served("eu", requests, 0, Seconds(p50), Seconds(2 * p50), total, EnergySource.ESTIMATED)
+
+
+def test_roofline_by_hand() -> None:
+    model = replace(
+        profile(),
+        costs=(
+            OperatorCost("Conv", 10, 8e9, 1e7),
+            OperatorCost("Add", 4, 1e6, 2e8),
+            OperatorCost("Reshape", 2, 0, 1e6),
+        ),
+        weight_bytes=Bytes(0),
+    )
+    # conv is bound by FLOPs (8e9 / 1e11), addition by bytes (2e8 / 1e10), reshape by copying (1e6 / 1e10)
+    by_hand = 1e-5 + 15 * 1e-6 + 0.08 + 0.02 + 1e-4
+    found = predicted(model)
+    assert found.latency_p50_s.mid == pytest.approx(by_hand)
+    assert found.latency_p95_s.mid == pytest.approx(1.3 * by_hand)
+    assert found.latency_p50_s.high == pytest.approx(by_hand * 2 * 1.05)
+    assert found.latency_p50_s.low == pytest.approx(by_hand / 2 / 1.05)
+    assert found.joules.mid == pytest.approx(20 * by_hand)
+    assert found.basis is Basis.ANALYTIC
+    assert found.energy_source is EnergySource.ESTIMATED
+
+
+def test_memory_is_the_stated_bound() -> None:
+    found = predicted(profile(size=10 * MIB))
+    assert found.memory_bytes.high == 16 * MIB + 5 * 10 * MIB + 4 * MIB
+    assert predicted(profile(size=10 * MIB), batch=4).memory_bytes.high == 16 * MIB + 50 * MIB + 16 * MIB
+
+
+def test_weights_are_read_once_a_batch() -> None:
+    rates = replace(RECEIPT.rates, matmul_flops={"fp32": 1e15}, conv_flops={"fp32": 1e15})
+    model = replace(profile(), costs=(OperatorCost("MatMul", 1, 1e6, 1.1e8),), weight_bytes=Bytes(100_000_000))
+    one, four = (service_seconds(demand_of(model), rates, "fp32", batch) for batch in (1, 4))
+    assert one == pytest.approx(1e-5 + 1.1e8 / 1e10)
+    assert four == pytest.approx(1e-5 + (1e8 + 4e7) / 1e10)
+
+
+def test_unsure_profiles_have_wider_intervals() -> None:
+    sure, unsure = predicted(), predicted(replace(profile(), confident=False))
+    assert unsure.latency_p50_s.high > sure.latency_p50_s.high
+    assert unsure.latency_p50_s.mid == sure.latency_p50_s.mid
+
+
+def test_without_a_rate_nothing_is_made_up() -> None:
+    for asked, precision in ((None, "fp32"), (RECEIPT, "fp16")):
+        found = predict(CPU, asked, profile(), precision)
+        assert isinstance(found, Refusal)
+        assert found.code is Code.CAPABILITY_UNMEASURED
+    blind = replace(RECEIPT, rates=replace(RECEIPT.rates, active_w=Watts(math.nan), load_bytes=math.nan))
+    found = predict(CPU, blind, profile(), "fp32")
+    assert isinstance(found, Prediction)
+    assert math.isnan(found.joules.mid)
+    assert math.isnan(found.load_s.mid)
+
+
+def test_one_class_stands_in_for_the_other() -> None:
+    only_matmul = replace(RECEIPT, rates=replace(RECEIPT.rates, conv_flops={}))
+    assert predicted(measured_by=only_matmul).latency_p50_s == predicted().latency_p50_s
+
+
+def test_warmup_replaces_the_roofline_and_service_the_warmup() -> None:
+    warmed = predicted(measured=warm(p50=0.05, samples=16))
+    assert warmed.basis is Basis.WARMUP
+    assert warmed.latency_p50_s.mid == 0.05
+    assert warmed.memory_bytes.mid == 60 * MIB
+    mixed = predicted(measured=warm(p50=0.05, samples=16), served=(served(16, 0.07),))
+    assert mixed.latency_p50_s.mid == pytest.approx(0.06)
+    long = predicted(measured=warm(p50=0.05, samples=16), served=(served(10_000, 0.07), served(10_000, 0.09)))
+    assert long.basis is Basis.SERVICE
+    assert long.latency_p50_s.mid == pytest.approx(0.08, rel=0.01)
+    assert long.joules.mid == pytest.approx(0.4, rel=0.01)
+    width = [found.latency_p50_s.high / found.latency_p50_s.mid for found in (predicted(), warmed, long)]
+    assert width == sorted(width, reverse=True)
+
+
+def test_a_measurement_needs_no_receipt() -> None:
+    assert predicted(measured_by=None, measured=warm(p50=0.05)).latency_p50_s.mid == 0.05
+
+
+def test_mixed_sources_of_energy_are_an_estimate() -> None:
+    measured = replace(warm(), energy_source=EnergySource.MEASURED)
+    assert predicted(measured=measured).energy_source is EnergySource.MEASURED
+    assert predicted(measured=measured, served=(served(5, 0.02),)).energy_source is EnergySource.ESTIMATED
+
+
+def test_what_an_assignment_carries_of_the_profile() -> None:
+    work = work_of(profile(flops=1e9))
+    assert (work.conv_flops, work.matmul_flops, work.other_flops) == (0.8e9, 0.2e9, 1e6)
+    assert work.nodes == 48
+    assert work.bytes == profile().bytes_moved
+    assert work.shapes == {"x": (1, 3, 224, 224)}
+
+
+def test_classes_of_operators() -> None:
+    assert [class_of(name) for name in ("Gemm", "Conv", "Transpose", "Softmax", "MyOwn")] == [
+        OperatorClass.MATMUL,
+        OperatorClass.CONV,
+        OperatorClass.COPY,
+        OperatorClass.ELEMENTWISE,
+        OperatorClass.ELEMENTWISE,
+    ]
+
+
+@given(st.floats(1e6, 1e12), st.floats(1e8, 1e14), st.integers(1, 64), st.floats(0, 1))
+def test_law_intervals_are_ordered_and_faster_devices_are_faster(
+    flops: float, rate: float, batch: int, spread: float
+) -> None:
+    slow, fast = (receipt(HOST, CPU, flops=each, spread=spread) for each in (rate, 10 * rate))
+    model = profile(flops=flops)
+    a, b = (predicted(model, each, batch) for each in (slow, fast))
+    for found in (a, b):
+        for each in (found.latency_p50_s, found.latency_p95_s, found.memory_bytes, found.load_s, found.joules):
+            assert isinstance(each, Interval)
+            assert 0 <= each.low <= each.mid <= each.high
+    assert b.latency_p50_s.mid <= a.latency_p50_s.mid
+    assert predicted(model, slow, batch + 1).latency_p50_s.mid >= a.latency_p50_s.mid
