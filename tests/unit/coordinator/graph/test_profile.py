@@ -39,6 +39,11 @@ def test_interface_and_identity_are_read_as_they_stand() -> None:
     assert profile.size_bytes == len(made.SerializeToString())
 
 
+def test_an_output_without_a_declared_shape_has_as_many_open_axes_as_it_will_have() -> None:
+    made = model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", None)])
+    assert profiled(made).outputs == (TensorSpec("y", "FP32", (-1, -1)),)
+
+
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [

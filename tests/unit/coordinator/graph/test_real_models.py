@@ -38,7 +38,7 @@ def shapes_at_run_time(made: ModelProto, feeds: dict[str, Any]) -> dict[str, tup
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    found = {name: np.shape(value) for name, value in zip(names, session.run(names, feeds), strict=True)}
+    found = {name: np.asarray(value).shape for name, value in zip(names, session.run(names, feeds), strict=True)}
     found.update({name: value.shape for name, value in feeds.items()})
     found.update({tensor.name: tuple(tensor.dims) for tensor in made.graph.initializer})
     return found

@@ -185,7 +185,7 @@ def _deform_conv(site: Site) -> float:
 def _matmul(site: Site) -> float:
     """Y[.., m, n] = sum over k of A[.., m, k] B[.., k, n]: 2 |Y| k."""
     a = site.shape(0)
-    return 2 * site.made() * (a[-2] if site.number("transA", 0) and len(a) > 1 else a[-1])
+    return 2 * site.made() * a[-2 if site.number("transA", 0) and len(a) > 1 else -1]
 
 
 def _qlinear_matmul(site: Site) -> float:

@@ -57,8 +57,8 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
         domains=_domains(model, opsets),
         producer=" ".join(part for part in (model.producer_name, model.producer_version) if part),
         precision=_precision(weights, given),
-        inputs=tuple(_spec(info) for info in given),
-        outputs=tuple(_spec(info) for info in model.graph.output),
+        inputs=tuple(_spec(info, inputs[info.name]) for info in given),
+        outputs=tuple(_spec(info, value) for info, value in zip(model.graph.output, ran.outputs, strict=True)),
         reference_shapes={name: value.shape for name, value in inputs.items() if value.shape is not None},
         costs=tuple(
             OperatorCost(name, cost.nodes, cost.flops, cost.bytes) for name, cost in sorted(ran.tally.costs.items())
@@ -92,8 +92,10 @@ def _shapes(inputs: dict[str, Value]) -> str:
     return ", ".join(f"{name} {list(value.shape or ())}" for name, value in list(inputs.items())[:4]) or "no inputs"
 
 
-def _spec(info: ValueInfoProto) -> TensorSpec:
-    return TensorSpec(info.name, OIP[info.type.tensor_type.elem_type], axes_of(info))
+def _spec(info: ValueInfoProto, value: Value) -> TensorSpec:
+    """As declared. Where not even the number of axes is, they are those found by inference, all open."""
+    axes = axes_of(info) if info.type.tensor_type.HasField("shape") else (-1,) * len(value.shape or ())
+    return TensorSpec(info.name, OIP[info.type.tensor_type.elem_type], axes)
 
 
 def _domains(model: ModelProto, opsets: dict[str, int]) -> dict[str, int]:
