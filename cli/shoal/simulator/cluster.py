@@ -1,5 +1,6 @@
 """One region in the simulator: the real Region and Supervisors over a modelled world, and the hands that break them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,6 +59,7 @@ class Cluster:
         self.over = False
         self.buried: frozenset[str] = frozenset()
         """Machines that stay dead when the storm is over."""
+        self.own_faults: Counter[str] = Counter()
         self._armed_power: dict[str, bool] = {}
 
     async def start(self) -> None:
@@ -239,6 +241,9 @@ class Cluster:
         for machine in self._standing():
             found += self._missing_at(region, machine)
         found += self._missing_replicas(region)
+        found += [f"{name} is not lost yet" for name in sorted(self.buried) if not _is_lost(region, name)]
+        draining = [each.id for wanted in region.workloads.desired.values() for each in wanted.assignments if each.draining]
+        found += [f"{name} is still to be drained" for name in draining]
         if found:
             return found
         for machine in self._standing():
@@ -303,8 +308,10 @@ class Cluster:
             return 0
         nodes = [machine for machine in self._standing() if machine.chips]
         devices = sum(len(machine.chips) for machine in nodes)
-        most = {Spread.NODE: len(nodes), Spread.DEVICE: devices, Spread.NONE: devices}[intent.require.spread]
-        return min(intent.require.replicas, most)
+        replicas = intent.require.replicas
+        return {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}[
+            intent.require.spread
+        ]
 
     def _ready(self, workload: WorkloadKey) -> set[str]:
         return {
@@ -313,6 +320,11 @@ class Cluster:
             for name, worker in machine.workers.items()
             if worker.ready is not None and worker.assignment.workload == workload
         }
+
+
+def _is_lost(region: Region, node: str) -> bool:
+    state = region.fleet.fleet.nodes.get(node)
+    return state is None or state.liveness is Liveness.LOST
 
 
 class Signer:

@@ -98,7 +98,9 @@ async def _end_worker(cluster: "Cluster", chance: Chance) -> None:
     machine = _with_workers(cluster, chance)
     if machine is not None:
         name = chance.pick(sorted(machine.workers))
-        own = chance.happens(0.2)
+        model = machine.workers[name].assignment.model
+        own = chance.happens(0.2) and cluster.own_faults[model] < 2  # with the third the model counts as poisoned
+        cluster.own_faults[model] += own
         machine.kill_worker(name, own_fault=own, why="a fatal signal of its own" if own else "killed from outside")
 
 

@@ -59,7 +59,9 @@ class Operators:
         self._edition += 1
         edition = f"e{self._edition}"
         model = chance.pick(sorted(self._cluster.spec.profiles))
-        text = _documents(name, edition, model, chance.whole(1, 3), chance.pick(["none", "device", "node"]))
+        replicas = chance.whole(1, 3)
+        spread = chance.pick(["none", "device", "node"]) if replicas > 1 else "none"
+        text = _documents(name, edition, model, replicas, spread)
 
         async def act(region: Region) -> None:
             applied = await region.workloads.apply([(f"{name}.yaml", text)], {}, "", WHO)
