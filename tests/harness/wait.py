@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -25,7 +25,15 @@ def wait_until(condition: Callable[[], T], deadline_s: float, what: str, *, ever
         time.sleep(every_s)  # noqa: TID251
 
 
-async def until(condition: Callable[[], Awaitable[T] | T], deadline_s: float, what: str, *, every_s: float = 0.02) -> T:
+@overload
+async def until(condition: Callable[[], Awaitable[T]], deadline_s: float, what: str, *, every_s: float = ...) -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T], deadline_s: float, what: str, *, every_s: float = ...) -> T: ...
+
+
+async def until(condition: Callable[[], Any], deadline_s: float, what: str, *, every_s: float = 0.02) -> Any:
     """As `wait_until`, on the running loop; `condition` may be a coroutine function."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline_s

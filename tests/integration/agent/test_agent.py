@@ -1,0 +1,270 @@
+"""A real agent (supervisor, front, workers) under a coordinator of the test: serves, is hurt, comes back."""
+
+import asyncio
+import hashlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import psutil
+import pytest
+import pytest_asyncio
+from integration.agent.region import NODE, REGION, Coordinator, Machine, assignment, ready
+
+from harness.oip import Failed, GrpcClient, Tensor
+from harness.pki import Authority
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.types.assignment import Phase, Version
+from shoal.types.codes import Code
+from shoal.types.device import Role
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ONE, TWO = "a-one", "a-two"
+LOADED_ONCE = ("fetching", "loading", "warming", "ready")
+
+
+@dataclass
+class Scene:
+    """One agent and its region, with a workload `angle` whose right answer is known."""
+
+    coordinator: Coordinator
+    machine: Machine
+    digest: str
+    model: bytes
+    input: Tensor
+    right: bytes
+    generation: int = 0
+    clients: list[GrpcClient] = field(default_factory=list)
+
+    def asked(self, name: str, workload: str = "angle", **rule: Any) -> Any:
+        return assignment(name, workload, self.digest, len(self.model), **rule)
+
+    def want(self, *assignments: Any) -> None:
+        self.generation += 1
+        self.coordinator.want(*assignments, generation=self.generation)
+
+    async def infer(self, client: GrpcClient, timeout: float = 5.0) -> bytes:
+        return (await client.infer("angle", [self.input], timeout=timeout)).outputs[0].raw
+
+    async def serves(self, client: GrpcClient, deadline_s: float, what: str) -> None:
+        """Until a request is answered, and rightly."""
+
+        answers: list[bytes] = []
+
+        async def answered() -> list[bytes]:
+            with suppress(Failed):
+                answers.append(await self.infer(client, timeout=2.0))
+            return answers
+
+        await until(answered, deadline_s, what, every_s=0.05)
+        assert answers == [self.right]
+
+    def client(self) -> GrpcClient:
+        self.clients.append(self.machine.client())
+        return self.clients[-1]
+
+
+def real_model() -> bytes:
+    """PP-OCR's text angle classifier, from the rapidocr wheel."""
+    spec = find_spec("rapidocr_onnxruntime")
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / "models" / "ch_ppocr_mobile_v2.0_cls_infer.onnx").read_bytes()
+
+
+def run_here(model: bytes, image: np.ndarray[Any, Any]) -> bytes:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    answer: np.ndarray[Any, Any] = session.run(None, {session.get_inputs()[0].name: image})[0]
+    return answer.tobytes()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    folder = tmp_path_factory.mktemp("region")
+    authority = Authority(folder / "ca", REGION, SystemClock().wall())
+    model = real_model()
+    digest = f"sha256:{hashlib.sha256(model).hexdigest()}"
+    image = np.random.default_rng(7).standard_normal((1, 3, 48, 192), dtype=np.float32)
+    coordinator = Coordinator(authority.issue(Role.COORDINATOR, "coordinator"), {digest: model})
+    await coordinator.start()
+    machine = Machine(folder / "edge-1", authority, coordinator.address)
+    sent = Tensor("x", "FP32", image.shape, image.tobytes())
+    made = Scene(coordinator, machine, digest, model, sent, run_here(model, image))
+    try:
+        await asyncio.to_thread(machine.start)
+        await until(lambda: coordinator.receipts, 40.0, "the device to be measured")
+        made.want(made.asked(ONE))
+        await ready(coordinator, ONE)
+        await made.serves(made.client(), 5.0, "the front to serve it")
+        yield made
+    finally:
+        for client in made.clients:
+            await client.close()
+        machine.lose_power()
+        await coordinator.stop()
+
+
+async def test_joins_measures_itself_and_serves_a_real_model(scene: Scene) -> None:
+    hello = scene.coordinator.hellos[0]
+    assert (hello.node.name, hello.node.region, hello.node.role) == (NODE, REGION, Role.AGENT)
+    assert [device.name for device in hello.node.devices] == ["cpu0"]
+    receipt = scene.coordinator.receipts[0].receipt
+    assert (receipt.node, receipt.device, receipt.emulated) == (NODE, "cpu0", False)
+    assert receipt.rates.matmul_flops["fp32"] > 1e8
+    observed = scene.coordinator.observed[ONE]
+    assert observed.measured is not None
+    assert observed.measured.latency_p95_s > 0
+    assert [tensor.dtype for tensor in observed.inputs] == ["FP32"]
+    assert scene.coordinator.version == Version("h-1", 1, scene.generation)
+    assert scene.coordinator.front_ready
+    assert scene.coordinator.fetched == [(scene.digest, 0)]
+    assert await scene.infer(scene.client()) == scene.right
+
+
+async def test_what_is_served_is_counted_and_told(scene: Scene) -> None:
+    client = scene.client()
+    for _ in range(5):
+        assert await scene.infer(client) == scene.right
+
+    def counted() -> bool:
+        served = scene.coordinator.observed[ONE].served
+        return sum(each.requests for each in served) >= 5 and all(each.joules > 0 for each in served)
+
+    await until(counted, 5.0, "five requests in the node's status")
+
+
+async def test_an_older_set_is_refused_and_told(scene: Scene) -> None:
+    before = len(scene.coordinator.events)
+    held = scene.coordinator.desired
+    scene.coordinator.want(generation=scene.generation - 1)
+    await until(
+        lambda: any(each.code == Code.GENERATION_STALE for each in scene.coordinator.events[before:]), 5.0, "its event"
+    )
+    assert await scene.infer(scene.client()) == scene.right
+    scene.coordinator.desired = held
+
+
+async def test_a_replica_that_is_not_wanted_drains_and_goes(scene: Scene) -> None:
+    scene.want(scene.asked(ONE), scene.asked(TWO, "other"))
+    await ready(scene.coordinator, TWO)
+    scene.want(scene.asked(ONE))
+    await until(lambda: TWO not in scene.coordinator.observed, 10.0, "it to be gone")
+    assert (TWO, Phase.DRAINING) in scene.coordinator.phases
+    await until(lambda: len(scene.machine.workers()) == 1, 5.0, "its worker to be gone")
+    assert await scene.infer(scene.client()) == scene.right
+
+
+async def test_f02_killed_worker_is_back_within_its_load_time_and_half_a_second(scene: Scene) -> None:
+    client = scene.client()
+    clock = SystemClock()
+    await until(scene.machine.has_spare, 20.0, "the spare worker of an agent at rest")
+    (worker,) = scene.machine.workers()
+    before, phases = len(scene.machine.log()), len(scene.coordinator.phases)
+    os.kill(worker, signal.SIGKILL)
+    killed = clock.now()
+    await until(lambda: not psutil.pid_exists(worker) or worker not in scene.machine.workers(), 5.0, "it to die")
+    await scene.serves(client, 10.0, "an answer again")
+    away = clock.now() - killed
+    await until(lambda: (ONE, Phase.READY) in scene.coordinator.phases[phases:], 5.0, "ready in the status")
+    observed = scene.coordinator.observed[ONE]
+    assert observed.measured is not None
+    assert away <= observed.measured.load_s + 0.5
+    assert observed.restarts == 1
+    told = scene.machine.logged("event", before)
+    assert [each["code"] for each in told if each["subject"] == ONE] == [Code.WORKER_KILLED], "seen, and no crash"
+    assert len(scene.coordinator.fetched) == 1, "from the cache"
+
+
+async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost(scene: Scene) -> None:
+    client = scene.client()
+    clock = SystemClock()
+    workers, sessions = scene.machine.workers(), len(scene.coordinator.hellos)
+    phases, before = len(scene.coordinator.phases), len(scene.machine.log())
+    answered: list[bytes] = []
+    lost: list[Failed] = []
+    ended = asyncio.Event()
+
+    async def load() -> None:
+        while not ended.is_set():
+            try:
+                answered.append(await scene.infer(client))
+            except Failed as error:
+                lost.append(error)
+
+    loading = asyncio.create_task(load())
+    await until(lambda: len(answered) > 20, 10.0, "load")
+    scene.machine.kill_supervisor()
+    count = len(answered)
+    await until(lambda: len(answered) > count + 20, 10.0, "answers with no supervisor at all")
+    started = clock.now()
+    await asyncio.to_thread(scene.machine.start)
+    await until(lambda: len(scene.coordinator.hellos) > sessions, 5.0, "its session")
+    await until(lambda: (ONE, Phase.READY) in scene.coordinator.phases[phases:], 5.0, "ready in the status")
+    adopted = clock.now() - started
+    ended.set()
+    await loading
+    assert not lost
+    assert set(answered) == {scene.right}
+    assert scene.machine.workers() == workers
+    assert not [each for each in scene.coordinator.phases[phases:] if each[1] is not Phase.READY]
+    assert scene.machine.logged("booted", before)[0]["adopted"] == 1
+    assert adopted <= 2.0
+
+
+async def test_f33_bytes_changed_in_the_cache_are_never_served(scene: Scene) -> None:
+    """With the power off one byte changes; the worker finds it on the very bytes that it loads; fetched again."""
+    cached = scene.machine.folder / "cache" / scene.digest.removeprefix("sha256:")
+    fetched = len(scene.coordinator.fetched)
+    scene.machine.lose_power()
+    data = bytearray(cached.read_bytes())
+    data[len(data) // 2] ^= 1
+    cached.write_bytes(data)
+    await asyncio.to_thread(scene.machine.start)
+    await scene.serves(scene.client(), 20.0, "the right answer again")
+    assert len(scene.coordinator.fetched) == fetched + 1
+    assert cached.read_bytes() == scene.model
+    assert any(each.code == Code.MODEL_DIGEST for each in scene.coordinator.events)
+
+
+async def test_a_reboot_while_cut_off_serves_what_it_last_held(scene: Scene) -> None:
+    sessions = len(scene.coordinator.hellos)
+    scene.machine.lose_power()
+    await scene.coordinator.stop()
+    await asyncio.to_thread(scene.machine.start)
+    await scene.serves(scene.client(), 20.0, "an answer with no coordinator")
+    await scene.coordinator.start()
+    await until(lambda: len(scene.coordinator.hellos) > sessions, 10.0, "the link to come back")
+    assert scene.coordinator.hellos[-1].holds == Version("h-1", 1, scene.generation)
+    await ready(scene.coordinator, ONE)
+    assert scene.machine.logged("link_down")[-1]["code"] == Code.COORDINATOR_UNREACHABLE
+
+
+async def test_a_new_history_stops_nothing(scene: Scene) -> None:
+    """The coordinator comes back from an older copy: its set is accepted, and what it does not know goes on."""
+    await scene.coordinator.stop()
+    scene.coordinator.history, scene.coordinator.desired = "h-2", None
+    await scene.coordinator.start()
+    scene.coordinator.want(generation=1)
+    await until(lambda: scene.coordinator.version == Version("h-2", 1, 1), 10.0, "the new history to be accepted")
+    assert scene.coordinator.phase(ONE) is Phase.READY
+    assert await scene.infer(scene.client()) == scene.right
+    scene.coordinator.want(scene.asked(ONE), generation=2)
+    await until(lambda: scene.coordinator.version == Version("h-2", 1, 2), 10.0, "its next set")
+
+
+async def test_sigterm_drains_and_ends_every_process(scene: Scene) -> None:
+    phases = len(scene.coordinator.phases)
+    assert await asyncio.to_thread(scene.machine.terminate) == 0
+    assert scene.machine.processes() == []
+    assert (ONE, Phase.DRAINING) in scene.coordinator.phases[phases:]
