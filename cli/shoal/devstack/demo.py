@@ -85,7 +85,8 @@ class Demo:
             fast = self._timed("read the page", lambda: self._read(api, up, files, "fastest"))
             self._timed("move to least energy", lambda: self._save_energy(api, up, files, fast))
             self._timed("kill a machine under load", lambda: self._kill(api, up, files))
-            self._tell.section("What the coordinator thinks of all this")
+            self._tell.section("The dead machine gets its power back; then the invariants are checked on what runs")
+            self._power_back(api)
             failed = [check for check in api.doctor().checks if not check.ok]
             self._check(
                 "doctor finds nothing wrong", not failed, "; ".join(f"{c.name}: {c.refusal.found}" for c in failed)
@@ -226,6 +227,17 @@ class Demo:
         self._check("no request was lost", sent == answered, f"{sent - answered} of {sent} lost: {dict(outcomes)}")
         self._check("every answer is the same, bit for bit", load.wrong == 0, f"{load.wrong} of {answered} differ")
         self._check("the work is served elsewhere", sum(elsewhere.values()) > 0, str(elsewhere))
+
+    def _power_back(self, api: Region) -> None:
+        dead = [row["name"] for row in self._control.status() if row["state"] == "killed"]
+        for name in dead:
+            self._control.hurt(name, "resume")
+        self._wait(
+            lambda: not dead or {n.node.name for n in api.get("nodes").nodes if n.liveness == "ready"} >= set(dead),
+            SETTLE_S,
+            "the machine to be back",
+        )
+        self._check("the machine is back", bool(dead), ", ".join(dead))
 
     # what they share
 
