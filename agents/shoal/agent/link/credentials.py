@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -64,7 +66,19 @@ async def check_coordinator(files: Files, address: str, wall: Wall) -> Refusal |
         identity = files.identity()
     except ShoalError as error:
         return error.refusal
-    return check_validity(identity, wall) or await asyncio.to_thread(_shake_hands, files, identity.region, address)
+    own = check_validity(identity, wall) or _check_issuer(files)
+    return own or await asyncio.to_thread(_shake_hands, files, identity.region, address)
+
+
+def _check_issuer(files: Files) -> Refusal | None:
+    """A server may hang up on a stranger's certificate without a word, so this side looks at its own too."""
+    try:
+        own = x509.load_pem_x509_certificate(_read(files.certificate))
+        own.verify_directly_issued_by(x509.load_pem_x509_certificate(_read(files.ca)))
+    except (InvalidSignature, ValueError, TypeError):
+        found = "this node's certificate is not of the authority in ca.pem"
+        return Refusal(Code.CERT_UNTRUSTED, found, "one of its region", "join again")
+    return None
 
 
 def _shake_hands(files: Files, region: str, address: str) -> Refusal | None:
