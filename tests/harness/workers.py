@@ -43,7 +43,7 @@ CPU = Device(
 
 
 class Pool:
-    """`async with Pool(folder) as pool`: a pool that has adopted what lay there. Ends its workers unless told to keep."""
+    """`async with Pool(folder) as pool`: has adopted what lay there; ends its workers at the end unless told to keep."""
 
     def __init__(
         self,

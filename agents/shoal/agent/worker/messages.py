@@ -128,7 +128,7 @@ def _read(kind: Any, value: Any) -> Any:
     while isinstance(kind, typing.NewType):
         kind = kind.__supertype__
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
         return _read(next(part for part in parts if part is not types.NoneType), value)

@@ -96,7 +96,7 @@ class WorkerProcess:
             process.forget()
             _remove(record)
             return None
-        with suppress(ShoalError):
+        with suppress(ShoalError):  # written by another version: then it cannot be adopted, only ended
             process.assignment = from_json(Assignment, told["assignment"]) if told.get("assignment") else None
         return process
 

@@ -1,0 +1,128 @@
+"""Emulated devices are paced and metered by their profile; a real one is probed through the runtime."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import onnx_models as models
+from harness.workers import CPU, Pool, infer
+from shoal.agent.clock import SystemClock
+from shoal.agent.devices.emulated import EmulatedDriver
+from shoal.agent.ports import DriverOptions, WorkerFailed
+from shoal.agent.worker.pool import PoolOptions
+from shoal.types.assignment import Work
+from shoal.types.codes import Code
+from shoal.types.device import EnergySource
+
+RESNET50 = Work(conv_flops=8178368512.0, bytes=336765248.0, nodes=120, shapes={"x": (4,)})
+"""The work of the model that profiles are derived from, for a model that takes no time here."""
+
+
+def emulated(profile: str, time_scale: float) -> EmulatedDriver:
+    return EmulatedDriver(SystemClock(), DriverOptions((profile,), time_scale))
+
+
+async def test_emulated_device_keeps_its_profiles_pace(tmp_path: Path) -> None:
+    driver = emulated("nvidia-l4", 500.0)
+    (device,) = driver.discover()
+    pace = driver.pace(device.name)
+    loop = asyncio.get_running_loop()
+    async with Pool(tmp_path, device=device, pace=pace) as pool:
+        ready = await pool.serve("resnet", models.add_one(), work=RESNET50)
+        # the row of the catalogue: 0.329 ms and 0.208 J
+        assert ready.measured.latency_p50_s == pytest.approx(329.131e-6, rel=1e-3)
+        assert ready.measured.joules == pytest.approx(0.208145, rel=1e-3)
+        assert ready.measured.energy_source is EnergySource.PROFILE
+        client = await pool.client("resnet")
+        began = loop.time()
+        answers = await asyncio.gather(*(infer(client, {"x": np.full(4, n, np.float32)}) for n in range(4)))
+        took = loop.time() - began
+        # one at a time, each 0.329 ms x 500, and the model is really run
+        assert took >= 4 * 329.131e-6 * 500
+        assert [np.frombuffer(a.raw_output_contents[0], np.float32)[0] for a in answers] == [1, 2, 3, 4]
+        # half the elements, half the work
+        began = loop.time()
+        await infer(client, {"x": np.ones(2, np.float32)})
+        assert loop.time() - began >= 329.131e-6 * 500 / 2
+        (served,) = (await pool.stats("resnet")).served
+        assert (served.requests, served.pace_missed, served.energy_source) == (5, 0, EnergySource.PROFILE)
+        assert served.joules == pytest.approx(4.5 * 0.208145, rel=1e-3)
+        # of the four, some waited for others: reported in the device's own time, as its clients there would see
+        assert 329e-6 <= served.latency_p50_s <= 4 * 340e-6
+        await client.close()
+
+
+async def test_workers_of_one_emulated_device_take_turns(tmp_path: Path) -> None:
+    driver = emulated("nvidia-l4", 600.0)
+    (device,) = driver.discover()
+    loop = asyncio.get_running_loop()
+    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+        await asyncio.gather(*(pool.serve(name, models.add_one(), work=RESNET50) for name in ("a", "b")))
+        a, b = await pool.client("a"), await pool.client("b")
+        began = loop.time()
+        await asyncio.gather(infer(a, {"x": np.ones(4, np.float32)}), infer(b, {"x": np.ones(4, np.float32)}))
+        assert loop.time() - began >= 2 * 329.131e-6 * 600
+        await a.close()
+        await b.close()
+
+
+async def test_a_run_later_than_its_pace_is_counted(tmp_path: Path) -> None:
+    driver = emulated("nvidia-l4", 0.001)
+    (device,) = driver.discover()
+    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+        await pool.serve("fast", models.add_one(), work=RESNET50)
+        client = await pool.client("fast")
+        for _ in range(3):
+            await infer(client, {"x": np.ones(4, np.float32)})
+        (served,) = (await pool.stats("fast")).served
+        assert served.pace_missed == 3
+        # joules stay the profile's; the latency is what it was, in the device's time
+        assert served.joules == pytest.approx(3 * 0.208145, rel=1e-3)
+        assert served.latency_p50_s > 329e-6
+        await client.close()
+
+
+async def test_emulated_device_needs_the_models_work(tmp_path: Path) -> None:
+    driver = emulated("rk3588s", 1.0)
+    (device,) = driver.discover()
+    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+        await pool.start("unknown", models.add_one())
+        assert (await pool.event("unknown", WorkerFailed)).refusal.code is Code.LOAD_FAILED
+
+
+async def test_receipt_of_an_emulated_device_is_its_profile(tmp_path: Path) -> None:
+    driver = emulated("qualcomm-ai100-dm2", 10.0)
+    (device,) = driver.discover()
+    async with Pool(tmp_path, device=device, pace=driver.pace(device.name)) as pool:
+        receipt = await pool.workers.probe(device)
+    assert receipt.emulated
+    assert "gloria_highend/resnet50/singlestream" in receipt.source
+    assert receipt.rates.energy_source is EnergySource.PROFILE
+    assert receipt.rates.conv_flops["fp32"] == pytest.approx(8178368512.0 / 637.299e-6)
+
+
+async def test_probe_measures_this_processor(tmp_path: Path) -> None:
+    async with Pool(tmp_path, PoolOptions(probe_s=4.0)) as pool:
+        receipt = await pool.workers.probe(CPU)
+        rates = receipt.rates
+        assert receipt.probe_s <= 10
+        assert (receipt.source, receipt.emulated, receipt.device) == ("probe", False, "cpu0")
+        assert receipt.precisions == ("fp32", "fp16", "int8")
+        for value in (
+            *rates.matmul_flops.values(),
+            *rates.conv_flops.values(),
+            rates.elementwise_bytes,
+            rates.copy_bytes,
+            rates.load_bytes,
+        ):
+            assert math.isfinite(value)
+            assert value > 1e7
+        assert 0 < rates.launch_s < 0.01
+        assert 0 <= rates.node_s < rates.launch_s * 10
+        assert 0 <= receipt.spread < 10
+        assert rates.energy_source is EnergySource.ESTIMATED
+        # the worker that was used is gone; the next is at hand
+        await pool.serve("after", models.add_one())
