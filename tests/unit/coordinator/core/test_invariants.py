@@ -1,0 +1,134 @@
+"""`check` finds what is planted, and nothing in a region that is well."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from unit.coordinator.core.region import START, Region, intent, node
+
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.workloads.invariants import Snapshot, check
+from shoal.coordinator.core.workloads.model import Content
+from shoal.types.assignment import Assignment, Phase, Version
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+
+
+@pytest.fixture(scope="module")
+def well() -> Snapshot:
+    region = Region(node("a"), node("b"), node("c"))
+    region.intents = (intent(replicas=2),)
+    decision = region.run(10)
+    now, wall = Elapsed(region.now), Wall(START + region.now)
+    placeable = frozenset({region.intents[0].key})
+    return Snapshot(region.fleet, region.intents, region.desired, region.memory, decision.waits, now, wall, placeable)
+
+
+def test_a_region_that_is_well(well: Snapshot) -> None:
+    assert check(well) == ()
+
+
+def first(snapshot: Snapshot) -> tuple[str, Assignment]:
+    return next((name, content.assignments[0]) for name, content in snapshot.desired.items() if content.assignments)
+
+
+def with_content(snapshot: Snapshot, name: str, content: Content) -> Snapshot:
+    return replace(snapshot, desired={**snapshot.desired, name: content})
+
+
+def with_assignment(snapshot: Snapshot, change: Callable[[Assignment], Assignment]) -> Snapshot:
+    name, assignment = first(snapshot)
+    content = snapshot.desired[name]
+    return with_content(snapshot, name, replace(content, assignments=(change(assignment), *content.assignments[1:])))
+
+
+def dark(snapshot: Snapshot) -> Snapshot:
+    memory = replace(snapshot.memory, without_ready={str(snapshot.intents[0].key): Elapsed(0.0)})
+    return replace(snapshot, memory=memory, now=Elapsed(5000.0))
+
+
+def oversold(snapshot: Snapshot) -> Snapshot:
+    return with_assignment(snapshot, lambda one: replace(one, memory_bytes=Bytes(2**40)))
+
+
+def twice(snapshot: Snapshot) -> Snapshot:
+    name, assignment = first(snapshot)
+    other = next(each for each in snapshot.desired if each != name and not snapshot.desired[each].assignments)
+    return with_content(snapshot, other, replace(snapshot.desired[other], assignments=(assignment,)))
+
+
+def routed_to_a_suspect(snapshot: Snapshot) -> Snapshot:
+    name, _ = first(snapshot)
+    return replace(snapshot, fleet=snapshot.fleet.put(replace(snapshot.fleet.nodes[name], liveness=Liveness.SUSPECT)))
+
+
+def routed_unready(snapshot: Snapshot) -> Snapshot:
+    name, assignment = first(snapshot)
+    state = snapshot.fleet.nodes[name]
+    loading = {**state.observed, assignment.id: replace(state.observed[assignment.id], phase=Phase.LOADING)}
+    return replace(snapshot, fleet=snapshot.fleet.put(replace(state, observed=loading)))
+
+
+def unexplained(snapshot: Snapshot) -> Snapshot:
+    name, assignment = first(snapshot)
+    state = snapshot.fleet.nodes[name]
+    known = {key: each for key, each in state.observed.items() if key != assignment.id}
+    return replace(snapshot, fleet=snapshot.fleet.put(replace(state, observed=known)))
+
+
+def forgotten_write(snapshot: Snapshot) -> Snapshot:
+    name, _ = first(snapshot)
+    fleet = snapshot.fleet.put(replace(snapshot.fleet.nodes[name], version=Version("h", 1, 9)))
+    return replace(snapshot, fleet=fleet, versions={name: Version("h", 1, 8)})
+
+
+def unasked(snapshot: Snapshot) -> Snapshot:
+    return with_assignment(snapshot, lambda one: replace(one, model="sha256:other"))
+
+
+def blind(snapshot: Snapshot) -> Snapshot:
+    contents = {
+        name: replace(content, assignments=tuple(replace(one, draining=True) for one in content.assignments))
+        for name, content in snapshot.desired.items()
+    }
+    return replace(snapshot, desired=contents)
+
+
+def behind(snapshot: Snapshot) -> Snapshot:
+    name, _ = first(snapshot)
+    late = Elapsed(snapshot.now + 1000)
+    return replace(snapshot, versions={name: Version("h", 1, 8)}, written_at={name: snapshot.now}, now=late)
+
+
+@pytest.mark.parametrize(
+    ("plant", "invariant"),
+    [
+        (dark, "I1"),
+        (oversold, "I2"),
+        (twice, "I3"),
+        (routed_to_a_suspect, "I4"),
+        (routed_unready, "I4"),
+        (unexplained, "I5"),
+        (forgotten_write, "I6"),
+        (unasked, "I8"),
+        (blind, "I10"),
+        (behind, "I12"),
+    ],
+)
+def test_what_is_planted_is_found(well: Snapshot, plant: Callable[[Snapshot], Snapshot], invariant: str) -> None:
+    assert invariant in {violation.invariant for violation in check(plant(well))}
+
+
+def test_a_wait_without_an_end_and_one_past_it(well: Snapshot) -> None:
+    region = Region(node("a"))
+    region.agents["a"].load_s = 1000
+    region.intents = (intent(),)
+    decision = region.run(3)
+    (wait,) = decision.waits
+    snapshot = Snapshot(
+        region.fleet, region.intents, region.desired, region.memory, (wait,), Elapsed(3.0), Wall(START + 3)
+    )
+    assert check(snapshot) == ()
+    endless = replace(snapshot, waits=(replace(wait, retry_at=None, gives_up_at=None),))
+    assert [each.invariant for each in check(endless)] == ["I5"]
+    late = replace(snapshot, wall=Wall(START + 1000), grace_s=Seconds(60.0))
+    assert [each.invariant for each in check(late)] == ["I5"]
