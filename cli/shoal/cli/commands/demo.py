@@ -12,7 +12,6 @@ from shoal.cli.render.plan import show_plan
 from shoal.cli.render.resources import show
 from shoal.client import Contexts
 from shoal.devstack.control import Control
-from shoal.devstack.demo import Demo
 from shoal.v1 import operator_pb2
 
 
@@ -55,6 +54,9 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None) -> None:
     Real models, real input, real processes; the accelerators are emulated and say so. Status 1 when an expectation
     fails.
     """
+    # Only this verb needs pictures and onnx (extra `local`); the others start without them.
+    from shoal.devstack.demo import Demo
+
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as scratch:
         # Its own contexts and state, so that a demo disturbs nothing that the user has.
         control = Control(data_dir) if keep else Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
