@@ -1,0 +1,187 @@
+"""Joining a real region: `shoal-agent join`, `run --role gateway`, `doctor`, and its metrics, as a person would."""
+
+import json
+import os
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.wait import wait_until
+from shoal.client.contexts import Context
+from shoal.client.region import Region
+from shoal.types.codes import Code
+
+NOWHERE = "127.0.0.1:1"
+
+
+@dataclass
+class Town:
+    """A coordinator that runs. said: its ready line."""
+
+    folder: Path
+    said: dict[str, Any]
+    api: Region
+
+    def agent(self, *arguments: str, token: str = "", timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+        return subprocess.run(
+            [sys.executable, "-m", "shoal.agent.main", *arguments],
+            env={**environment, **({"SHOAL_TOKEN": token} if token else {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def join(self, state: Path, token: str, name: str = "gw-1") -> subprocess.CompletedProcess[str]:
+        return self.agent(
+            "join", "--coordinator", self.said["enrol"], "--name", name, "--state-dir", str(state), token=token
+        )
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    folder = tmp_path_factory.mktemp("town")
+    command = [str(Path(sys.executable).with_name("shoal-coordinator")), "run", "--role", "region", "--region", "eu"]
+    command += ["--data-dir", str(folder / "coordinator")]
+    command += ["--link", "127.0.0.1:0", "--enrol", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    with (
+        (folder / "coordinator.log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (folder / "coordinator.log").read_text()
+        said = json.loads(line)
+        with Region(Context("town", "eu", said["link"], said["operator_dir"])) as api:
+            yield Town(folder, said, api)
+        process.terminate()
+
+
+def test_a_token_makes_one_member_of_the_role_and_name_that_it_names(town: Town, tmp_path: Path) -> None:
+    token = town.api.create_token("agent", "edge-7", 300.0).token
+    done = town.join(tmp_path / "a", token, "edge-7")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"event": "joined", "node": "edge-7", "region": "eu", "role": "agent"}
+    identity = tmp_path / "a" / "identity"
+    assert {path.name for path in identity.iterdir()} == {"ca.pem", "cert.pem", "key.pem", "member.json"}
+    assert {oct(path.stat().st_mode & 0o777) for path in identity.iterdir()} == {"0o600"}
+    assert token not in done.stdout + done.stderr
+
+    again = town.join(tmp_path / "b", token, "edge-7")
+    assert again.returncode == 1
+    assert again.stderr.startswith(Code.TOKEN_USED)
+    assert not (tmp_path / "b" / "identity" / "cert.pem").exists()
+    twice = town.join(tmp_path / "a", town.api.create_token("agent", "edge-8", 300.0).token, "edge-8")
+    assert twice.stderr.startswith(Code.CONFLICT)
+    assert "Traceback" not in again.stderr + twice.stderr
+
+
+@pytest.mark.parametrize(
+    ("bend", "code"),
+    [
+        (lambda token: "nonsense", Code.TOKEN_INVALID),
+        (lambda token: token[:-4] + ("AAAA" if token[-4:] != "AAAA" else "BBBB"), Code.TOKEN_INVALID),
+        (lambda token: ".".join([*token.split(".")[:2], "0" * 64, token.split(".")[3]]), Code.CERT_UNTRUSTED),
+    ],
+    ids=["nonsense", "another secret", "another authority"],
+)
+def test_a_wrong_token_is_refused_with_its_code(town: Town, tmp_path: Path, bend: Any, code: Code) -> None:
+    done = town.join(tmp_path, bend(town.api.create_token("agent", "edge-9", 300.0).token), "edge-9")
+    assert done.returncode == 1
+    assert done.stderr.startswith(code)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operator_s_token_is_not_for_a_device(town: Town, tmp_path: Path) -> None:
+    done = town.join(tmp_path, town.api.create_token("viewer", "eve", 300.0).token, "eve")
+    assert done.stderr.startswith(Code.ROLE_DENIED)
+
+
+def test_nobody_at_the_address(tmp_path: Path, town: Town) -> None:
+    token = town.api.create_token("agent", "edge-9", 300.0).token
+    done = town.agent("join", "--coordinator", NOWHERE, "--state-dir", str(tmp_path), token=token)
+    assert (done.returncode, done.stderr.split()[0]) == (1, Code.COORDINATOR_UNREACHABLE)
+
+
+def test_a_gateway_runs_is_seen_measured_and_well(town: Town, tmp_path: Path) -> None:
+    state = tmp_path / "gw"
+    assert town.join(state, town.api.create_token("gateway", "gw-1", 300.0).token).returncode == 0
+    ports = [each for flag in ("--grpc", "--rest", "--token-port", "--metrics") for each in (flag, "127.0.0.1:0")]
+    run = ["run", "--state-dir", str(state), "--label", "site=lab", *ports]
+    wrong = town.agent(*run)
+    assert wrong.stderr.startswith(Code.ROLE_DENIED), "its certificate is a gateway's"
+    command = [sys.executable, "-m", "shoal.agent.main", *run, "--role", "gateway"]
+    with (state / "log").open("wb") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (state / "log").read_text()
+        said = json.loads(line)
+        view = wait_until(
+            lambda: next(each for each in town.api.get("nodes").nodes if each.front_ready), 10.0, "the node's view"
+        )
+        assert (view.node.name, view.node.role, view.node.labels["site"]) == ("gw-1", "gateway", "lab")
+        assert view.node.grpc_address == said["grpc"]
+        assert not list((state / "run").glob("worker-*")), "a gateway runs no worker"
+
+        metrics = _scrape(said["metrics"], state / "identity")
+        assert "shoal_agent_linked 1.0" in metrics
+        assert "shoal_agent_front_ready 1.0" in metrics
+        with pytest.raises(OSError):
+            _scrape(said["metrics"], state / "identity", certificate=False)
+
+        second = town.agent(*run, "--role", "gateway")
+        assert second.stderr.startswith(Code.CONFLICT), "one agent a state directory"
+        well = town.agent("doctor", "--state-dir", str(state))
+        assert well.returncode == 0, well.stdout
+        assert all(line.startswith("ok") for line in well.stdout.splitlines())
+        (state / "identity" / "key.pem").chmod(0o644)
+        ill = town.agent("doctor", "--state-dir", str(state), "--coordinator", NOWHERE)
+        assert ill.returncode == 1
+        failures = [line.split()[2] for line in ill.stdout.splitlines() if line.startswith("FAIL")]
+        assert failures == [Code.ROLE_DENIED, Code.COORDINATOR_UNREACHABLE]
+        process.terminate()
+        assert process.wait(15) == 0
+
+
+def _scrape(address: str, identity: Path, *, certificate: bool = True) -> str:
+    context = ssl.create_default_context(cafile=str(identity / "ca.pem"))
+    if certificate:
+        context.load_cert_chain(identity / "cert.pem", identity / "key.pem")
+    with urllib.request.urlopen(f"https://{address}/metrics", context=context, timeout=5) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--grpc", "nohost"),
+        ("run", "--grpc", "a:99999"),
+        ("run", "--cache-quota", "4"),
+        ("run", "--label", "novalue"),
+        ("run", "--role", "king"),
+        ("join", "--coordinator", "x:1"),
+        (),
+    ],
+)
+def test_a_wrong_command_line_is_told_and_changes_nothing(
+    town: Town, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    folder = ("--state-dir", str(tmp_path)) if arguments else ()
+    done = town.agent(*arguments, *folder)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_that_differ_are_refused(town: Town, tmp_path: Path) -> None:
+    done = town.agent("run", "--grpc", "127.0.0.1:0", "--rest", "0.0.0.0:0", "--state-dir", str(tmp_path))
+    assert done.stderr.startswith(Code.FIELD_INVALID)
