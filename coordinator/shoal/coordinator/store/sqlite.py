@@ -12,54 +12,38 @@ set aside. What makes it more than a table:
 """
 
 import asyncio
-import hashlib
 import os
 import sqlite3
-import struct
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Final, TypeVar
 
 from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, Transaction
+from shoal.coordinator.store.sqlite_file import (
+    DAMAGED,
+    Head,
+    checksum_of,
+    copies,
+    damage_of_copy,
+    head_of,
+    open_database,
+    put_head,
+    sync,
+    xor,
+)
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 T = TypeVar("T")
 
-FORMAT: Final = 1
 RESERVE_BYTES: Final = 2 * 2**20
 CHANGES_KEPT: Final = 10_000
 COPIES_KEPT: Final = 3
 
-_SCHEMA: Final = """
-CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL,
-                 checksum BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE change (sequence INTEGER PRIMARY KEY, revision INTEGER NOT NULL, key TEXT NOT NULL, value BLOB,
-                     checksum BLOB NOT NULL);
-CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), format INTEGER NOT NULL, revision INTEGER NOT NULL,
-                   compacted INTEGER NOT NULL, sum BLOB NOT NULL, checksum BLOB NOT NULL);
-"""
 _LAST: Final = "\U0010ffff"
-_SUM_BYTES: Final = 16
-_DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _WATCH_BATCH: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """revision: of the last commit. compacted: changes up to this revision are gone. sum: XOR of kv's checksums."""
-
-    revision: int
-    compacted: int
-    sum: bytes
-
-    @property
-    def checksum(self) -> bytes:
-        return _checksum("", self.revision, struct.pack(">qq", FORMAT, self.compacted) + self.sum)
 
 
 class SqliteStore:
@@ -86,7 +70,7 @@ class SqliteStore:
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
-            connection, recovery = await asyncio.wrap_future(thread.submit(_open, directory))
+            connection, recovery = await asyncio.wrap_future(thread.submit(open_database, directory))
         except sqlite3.Error as cause:
             thread.shutdown(wait=False)
             raise _refused(cause) from cause
@@ -183,25 +167,25 @@ class SqliteStore:
                 row = execute("SELECT revision FROM kv WHERE key = ?", (key,)).fetchone()
                 if (row[0] if row else 0) != expected:
                     raise StaleRevision(key)
-            head = _head(self._connection)
+            head = head_of(self._connection)
             revision, total = head.revision + 1, head.sum
             deletes = dict.fromkeys(key for key in transaction.deletes if key not in transaction.puts)
             for key in (*transaction.puts, *deletes):
                 row = execute("SELECT checksum FROM kv WHERE key = ?", (key,)).fetchone()
-                total = _xor(total, row[0]) if row else total
+                total = xor(total, row[0]) if row else total
             for key, value in transaction.puts.items():
-                checksum = _checksum(key, revision, value)
-                total = _xor(total, checksum)
+                checksum = checksum_of(key, revision, value)
+                total = xor(total, checksum)
                 execute("INSERT OR REPLACE INTO kv VALUES (?, ?, ?, ?)", (key, value, revision, checksum))
                 execute("INSERT INTO change VALUES (NULL, ?, ?, ?, ?)", (revision, key, value, checksum))
             for key in deletes:
                 if execute("DELETE FROM kv WHERE key = ?", (key,)).rowcount:
                     execute(
                         "INSERT INTO change VALUES (NULL, ?, ?, NULL, ?)",
-                        (revision, key, _checksum(key, revision, None)),
+                        (revision, key, checksum_of(key, revision, None)),
                     )
             compacted = self._compact(head.compacted)
-            _put_head(self._connection, _Head(revision, compacted, total))
+            put_head(self._connection, Head(revision, compacted, total))
             execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
@@ -222,7 +206,7 @@ class SqliteStore:
 
     def _changes(self, prefix: str, after: int, position: int | None) -> tuple[tuple[Change, ...], int]:
         """Changes behind `position` (None: behind revision `after`), and the position that they reach."""
-        head = _head(self._connection)
+        head = head_of(self._connection)
         first, last, seen = self._connection.execute(
             "SELECT min(sequence), max(sequence), max(sequence) FILTER (WHERE revision <= ?) FROM change", (after,)
         ).fetchone()
@@ -273,7 +257,7 @@ class SqliteStore:
 
     def _backup(self) -> Path:
         folder = self.directory / "backups"
-        revision = _head(self._connection).revision
+        revision = head_of(self._connection).revision
         target, unverified = folder / f"state-{revision:020}.db", folder / "copy.db"
         if target.exists():
             return target
@@ -282,233 +266,18 @@ class SqliteStore:
             unverified.unlink(missing_ok=True)
             with closing(sqlite3.connect(unverified)) as copy:
                 self._connection.backup(copy)
-            if (damage := _damage_of_copy(unverified)) is not None:
+            if (damage := damage_of_copy(unverified)) is not None:
                 raise refuse(Code.STORE_CORRUPT, f"the copy just made: {damage}", "a verified copy", "check this disk")
-            _sync(unverified)
+            sync(unverified)
             unverified.rename(target)
-            _sync(folder)
+            sync(folder)
         except OSError as cause:
             raise refuse(Code.STORE_UNAVAILABLE, str(cause.strerror), "room for a copy", "free disk space") from cause
         finally:
             unverified.unlink(missing_ok=True)
-        for old in _copies(self.directory)[COPIES_KEPT:]:
+        for old in copies(self.directory)[COPIES_KEPT:]:
             old.unlink()
         return target
-
-
-def _open(directory: Path) -> tuple[sqlite3.Connection, Refusal | None]:
-    directory.mkdir(parents=True, exist_ok=True)
-    path, created = directory / "state.db", directory / "created"
-    (directory / "backups" / "copy.db").unlink(missing_ok=True)
-    if not created.exists() and not path.exists():
-        _create(directory)
-    if path.exists():
-        damage = _damage_of_wal(path)
-        if damage is None:
-            connection, damage = _connect_sound(path)
-            if connection is not None:
-                _mark(created)
-                return connection, None
-        aside = _set_aside(path)
-        found = f"{path.name} was damaged ({damage}) and is now {aside.name}"
-    else:
-        found = f"{path.name} is gone"
-    for copy in _copies(directory):
-        if (bad := _damage_of_copy(copy)) is not None:
-            found += f"; copy {copy.name} is damaged too ({bad})"
-            continue
-        _restore(copy, path)
-        return _connect(path), Refusal(
-            Code.STORE_CORRUPT,
-            found,
-            f"restored {copy.name}: what was written after that copy is lost",
-            "compare what agents run with `shoal get placements`, apply your documents again",
-        )
-    raise refuse(
-        Code.STATE_CORRUPT,
-        f"{found}; there is no usable copy in {directory.name}/backups/",
-        "a verified copy of the state",
-        f"put one at backups/ and start again; to start empty on purpose, remove {directory.name}/created",
-    )
-
-
-def _connect_sound(path: Path) -> tuple[sqlite3.Connection, None] | tuple[None, str]:
-    """The connection, or the damage found. Raises sqlite3.Error when it is not the file's fault."""
-    connection = None
-    try:
-        connection = _connect(path)
-        damage = _damage(connection)
-    except sqlite3.DatabaseError as error:
-        if not _blames_the_file(error):
-            raise
-        damage = str(error)
-    if connection is not None:
-        if damage is None:
-            return connection, None
-        connection.close()
-    return None, damage or "unreadable"
-
-
-def _blames_the_file(error: sqlite3.Error) -> bool:
-    name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
-    return name.startswith(_DAMAGED) or name in ("SQLITE_ERROR", "SQLITE_READONLY", "SQLITE_IOERR_SHORT_READ")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Exclusive: a second coordinator on the same directory is refused, and the WAL needs no shared memory."""
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
-    try:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.execute("COMMIT")
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
-
-
-def _create(directory: Path) -> None:
-    """Under another name first: a power cut in between leaves no half-made store."""
-    unfinished = directory / "state.db.new"
-    for leftover in directory.glob("state.db.new*"):
-        leftover.unlink()
-    with closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.executescript(_SCHEMA)
-        _put_head(connection, _Head(0, 0, bytes(_SUM_BYTES)))
-    _sync(unfinished)
-    unfinished.rename(directory / "state.db")
-    _sync(directory)
-
-
-def _mark(created: Path) -> None:
-    if not created.exists():
-        created.touch()
-        _sync(created.parent)
-
-
-def _set_aside(path: Path) -> Path:
-    aside = next(name for number in count(1) if not (name := path.with_name(f"{path.name}.corrupt-{number}")).exists())
-    wal = path.with_name(f"{path.name}-wal")
-    if wal.exists():
-        wal.rename(aside.with_name(f"{aside.name}-wal"))
-    path.rename(aside)
-    _sync(path.parent)
-    return aside
-
-
-def _restore(copy: Path, path: Path) -> None:
-    unfinished = path.with_name("state.db.new")
-    unfinished.write_bytes(copy.read_bytes())
-    _sync(unfinished)
-    unfinished.rename(path)
-    _sync(path.parent)
-
-
-def _copies(directory: Path) -> list[Path]:
-    return sorted((directory / "backups").glob("state-*.db"), reverse=True)
-
-
-def _damage_of_copy(path: Path) -> str | None:
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True)) as connection:
-            return _damage(connection)
-    except sqlite3.Error as error:
-        return str(error)
-
-
-def _damage(connection: sqlite3.Connection) -> str | None:
-    """What is wrong with an open database: SQLite's own check, then every checksum and their sum."""
-    try:
-        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if verdict != "ok":
-            return str(verdict)
-        head, total = _head(connection), bytes(_SUM_BYTES)
-        for key, value, revision, checksum in connection.execute("SELECT key, value, revision, checksum FROM kv"):
-            if checksum != _checksum(key, revision, value) or revision > head.revision:
-                return f"checksum of {key}"
-            total = _xor(total, checksum)
-        if total != head.sum:
-            return "rows are missing"
-        for key, value, revision, checksum in connection.execute("SELECT key, value, revision, checksum FROM change"):
-            if checksum != _checksum(key, revision, value):
-                return f"checksum of a change of {key}"
-    except (ValueError, TypeError, sqlite3.Error) as error:
-        if isinstance(error, sqlite3.Error) and not _blames_the_file(error):
-            raise
-        return str(error)
-    return None
-
-
-def _damage_of_wal(path: Path) -> str | None:
-    """SQLite ends recovery at the first bad frame and says nothing: acknowledged commits behind it would be lost.
-
-    A power cut may tear the last commit, which nobody was promised; two commits at or after a bad frame of the same
-    generation are damage. Format: https://www.sqlite.org/fileformat2.html#walformat.
-    """
-    wal = path.with_name(f"{path.name}-wal")
-    data = wal.read_bytes() if wal.exists() else b""
-    if not data.strip(b"\0") or len(data) < 32:
-        return None
-    magic, _, page, _, salt, check = struct.unpack(">IIII8s8s", data[:32])
-    order = {0x377F0682: "<", 0x377F0683: ">"}.get(magic)
-    if order is None:
-        return "the WAL's header"
-    state = _wal_checksum(order, (0, 0), data[:24])
-    if struct.pack(">II", *state) != check or page < 512:
-        return "the WAL's header"
-    sound, commits_after = True, 0
-    for offset in range(32, len(data) - 24 - page + 1, 24 + page):
-        size, frame_salt, frame_check = struct.unpack(">4xI8s8s", data[offset : offset + 24])
-        if frame_salt != salt:
-            sound = False  # a frame of an earlier generation: the end, unless ours go on behind it
-            continue
-        if sound:
-            state = _wal_checksum(order, state, data[offset : offset + 8])
-            state = _wal_checksum(order, state, data[offset + 24 : offset + 24 + page])
-            sound = struct.pack(">II", *state) == frame_check
-        if not sound and size:
-            commits_after += 1
-    return f"{commits_after} commits behind a damaged frame of the WAL" if commits_after > 1 else None
-
-
-def _wal_checksum(order: str, state: tuple[int, int], data: bytes) -> tuple[int, int]:
-    first, second = state
-    words = struct.unpack(f"{order}{len(data) // 4}I", data)
-    for index in range(0, len(words), 2):
-        first = (first + words[index] + second) & 0xFFFFFFFF
-        second = (second + words[index + 1] + first) & 0xFFFFFFFF
-    return first, second
-
-
-def _head(connection: sqlite3.Connection) -> _Head:
-    """Raises ValueError when the row is not what was written."""
-    row = connection.execute("SELECT format, revision, compacted, sum, checksum FROM head").fetchone()
-    if row is None or row[0] != FORMAT:
-        raise ValueError("head: missing, or of another format")
-    head = _Head(*row[1:4])
-    if head.checksum != row[4]:
-        raise ValueError("checksum of head")
-    return head
-
-
-def _put_head(connection: sqlite3.Connection, head: _Head) -> None:
-    connection.execute(
-        "INSERT OR REPLACE INTO head VALUES (1, ?, ?, ?, ?, ?)",
-        (FORMAT, head.revision, head.compacted, head.sum, head.checksum),
-    )
-
-
-def _checksum(key: str, revision: int, value: bytes | None) -> bytes:
-    name = key.encode()
-    parts: Iterable[bytes] = (struct.pack(">qq", revision, len(name)), name, b"\0" if value is None else b"\1" + value)
-    return hashlib.blake2b(b"".join(parts), digest_size=_SUM_BYTES).digest()
-
-
-def _xor(left: bytes, right: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
 
 def _is_full(error: sqlite3.Error) -> bool:
@@ -528,16 +297,8 @@ def _refused(error: sqlite3.Error) -> ShoalError:
             "one coordinator a directory",
             "stop the other one",
         )
-    if name.startswith(_DAMAGED):
+    if name.startswith(DAMAGED):
         return refuse(Code.STORE_CORRUPT, str(error), "a sound database", "restart the coordinator: it restores a copy")
     return refuse(
         Code.STORE_UNAVAILABLE, f"{name}: {error}", "a disk that works", "check the disk of the data directory"
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

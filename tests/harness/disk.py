@@ -1,0 +1,166 @@
+"""Power cuts for real processes: what was written, what was flushed, what a disk may hold when the power goes.
+
+A process runs with `disk.c` preloaded and leaves a trace of every change beneath one folder. `Platter` replays the
+trace and, at any point, builds a folder as a power cut there may leave it: what was flushed is there; of what was not,
+a chance-picked part is, in any order, writes torn at sectors. Names are durable when their folder was flushed; until
+then a prefix of the folder's changes is. Needs a C compiler (Debian: gcc, libc6-dev).
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from shoal.types.codes import Code, refuse
+
+SECTOR: Final = 512
+_HEAD: Final = struct.Struct("<cqqq")
+
+
+def compile_disk(folder: Path) -> Path:
+    """The library to preload. Raises ShoalError where there is no C compiler: such a run covers nothing."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise refuse(Code.NOT_FOUND, "no C compiler", "gcc and libc6-dev", "apt-get install gcc libc6-dev")
+    library = folder / "disk.so"
+    source = Path(__file__).with_name("disk.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl", "-lpthread"], check=True)
+    return library
+
+
+def environment(library: Path, root: Path, trace: Path | None = None) -> dict[str, str]:
+    """Of a process whose files beneath `root` are watched. root: an absolute path without links."""
+    watched = {**os.environ, "LD_PRELOAD": str(library), "SHOAL_DISK_ROOT": str(root)}
+    return watched if trace is None else {**watched, "SHOAL_DISK_TRACE": str(trace)}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """kind: c(reate) w(rite) t(runcate) s(ync) r(ename) u(nlink) d(irectory). number: offset or size."""
+
+    kind: str
+    number: int
+    path: str
+    data: bytes
+
+
+def operations(trace: bytes) -> Iterator[Operation]:
+    at = 0
+    while at < len(trace):
+        kind, number, path_length, data_length = _HEAD.unpack_from(trace, at)
+        at += _HEAD.size
+        path = trace[at : at + path_length].decode()
+        data = trace[at + path_length : at + path_length + data_length]
+        at += path_length + data_length
+        yield Operation(kind.decode(), number, path, data)
+
+
+@dataclass(slots=True)
+class _File:
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[Operation] = field(default_factory=list)
+
+
+class Platter:
+    """Files beneath `root`, as flushed and as written since."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._names: dict[str, _File] = {}
+        self._durable_names: dict[str, _File] = {}
+        self._name_changes: list[tuple[str, dict[str, _File | None]]] = []
+        self._folders: set[str] = {self._root}
+
+    def apply(self, operation: Operation) -> None:
+        path = operation.path
+        match operation.kind:
+            case "c":
+                self._change(path, {path: _File()})
+            case "w" | "t":
+                self._names[path].pending.append(operation)
+            case "r":
+                self._change(path, {path: None, operation.data.decode(): self._names[path]})
+            case "u":
+                self._change(path, {path: None})
+            case "d":
+                self._folders.add(path)
+            case "s" if path in self._folders:
+                self._flush_names(path)
+            case "s":
+                file = self._names.get(path)
+                if file is not None:
+                    file.durable = _after(file.durable, file.pending)
+                    file.pending = []
+
+    def cut(self, into: Path, chance: "Chance") -> None:
+        """A folder as the disk may be found when the power comes back."""
+        names = dict(self._durable_names)
+        for _, change in self._name_changes[: chance.below(len(self._name_changes) + 1)]:
+            _rename(names, change)
+        for path in self._folders:
+            (into / os.path.relpath(path, self._root)).mkdir(parents=True, exist_ok=True)
+        for path, file in names.items():
+            content = _after(file.durable, tuple(_surviving(file.pending, chance)))
+            (into / os.path.relpath(path, self._root)).write_bytes(content)
+
+    def _change(self, path: str, change: dict[str, _File | None]) -> None:
+        _rename(self._names, change)
+        self._name_changes.append((str(Path(path).parent), change))
+
+    def _flush_names(self, folder: str) -> None:
+        for where, change in self._name_changes:
+            if where == folder:
+                _rename(self._durable_names, change)
+        self._name_changes = [each for each in self._name_changes if each[0] != folder]
+
+
+class Chance:
+    """Reproducible choices from a seed (a splitmix64 stream)."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & 0xFFFFFFFFFFFFFFFF
+
+    def below(self, limit: int) -> int:
+        self._state = (self._state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        mixed = self._state
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        return (mixed ^ (mixed >> 31)) % limit
+
+
+def _surviving(pending: Sequence[Operation], chance: Chance) -> Iterator[Operation]:
+    """Nothing, everything, a prefix, or any subset of what was not flushed; a write may be torn at a sector."""
+    how = chance.below(4)
+    end = {0: 0, 1: len(pending), 2: chance.below(len(pending) + 1), 3: len(pending)}[how]
+    for index, operation in enumerate(pending[:end]):
+        if how == 3 and chance.below(2):
+            continue
+        if how >= 2 and operation.kind == "w" and (index == end - 1 or chance.below(8) == 0):
+            sectors = chance.below(len(operation.data) // SECTOR + 1)
+            yield Operation("w", operation.number, operation.path, operation.data[: sectors * SECTOR])
+        else:
+            yield operation
+
+
+def _after(content: bytearray, pending: Sequence[Operation]) -> bytearray:
+    result = bytearray(content)
+    for operation in pending:
+        if operation.kind == "t":
+            del result[operation.number :]
+            result.extend(bytes(operation.number - len(result)))
+        elif operation.data:
+            result.extend(bytes(max(0, operation.number - len(result))))
+            result[operation.number : operation.number + len(operation.data)] = operation.data
+    return result
+
+
+def _rename(names: dict[str, _File], change: dict[str, _File | None]) -> None:
+    for path, file in change.items():
+        if file is None:
+            names.pop(path, None)
+        else:
+            names[path] = file
