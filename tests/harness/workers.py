@@ -1,10 +1,10 @@
 """A pool of real worker processes under test: its events on record, requests made and read like a front does."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -43,7 +43,7 @@ CPU = Device(
 
 
 class Pool:
-    """`async with Pool(folder) as pool`: has adopted what lay there; ends its workers at the end unless told to keep."""
+    """`async with Pool(folder) as pool`: has adopted what lay there; ends its workers unless told to keep."""
 
     def __init__(
         self,
@@ -131,8 +131,6 @@ class Pool:
 
     def pid(self, name: str) -> int:
         """From the records, as the next supervisor would know it."""
-        import json
-
         told = [json.loads(path.read_text()) for path in self.run.glob("worker-*.json")]
         return next(int(one["pid"]) for one in told if one["assignment"] and one["assignment"]["id"] == name)
 
@@ -173,7 +171,3 @@ async def infer(
     header = {"origin": origin, "deadline_s": deadline_s}
     reply = await client.call("infer", body.SerializeToString(), header=header, timeout=deadline_s + 5)
     return oip.ModelInferResponse.FromString(reply.payload)
-
-
-def parallelism(device: Device, count: int) -> Device:
-    return replace(device, parallelism=count)

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +141,13 @@ async def test_bad_requests_leave_the_worker_well(pool: Pool) -> None:
     await pool.serve("one", models.add_one())
     client = await pool.client("one")
     good = request({"x": np.ones(4, np.float32)})
-    for change, code in (
+    changes: list[tuple[Callable[[oip.ModelInferRequest], object], Code]] = [
         (lambda r: r.inputs[0].ClearField("name"), Code.INVALID_ARGUMENT),
         (lambda r: r.inputs[0].shape.append(7), Code.INVALID_ARGUMENT),
         (lambda r: r.raw_input_contents.append(b""), Code.INVALID_ARGUMENT),
         (lambda r: r.inputs[0].shape.__setitem__(0, 2**40), Code.TOO_LARGE),
-    ):
+    ]
+    for change, code in changes:
         bad = oip.ModelInferRequest()
         bad.CopyFrom(good)
         change(bad)
@@ -165,7 +166,7 @@ async def test_bad_requests_leave_the_worker_well(pool: Pool) -> None:
 async def test_deadline_ends_the_run_and_the_queue_is_bounded(pool: Pool) -> None:
     await pool.serve("loop", models.loop(-1))
     client = await pool.client("loop")
-    slow = {"x": np.ones(1, np.float32), "n": np.array(2**60, np.int64)}
+    slow: dict[str, Any] = {"x": np.ones(1, np.float32), "n": np.array(2**60, np.int64)}
     with pytest.raises(ShoalError) as late:
         await infer(client, slow, deadline_s=0.2)
     assert late.value.code is Code.DEADLINE_EXCEEDED

@@ -109,7 +109,7 @@ class _Bench:
 
     def load_rate(self) -> float:
         """Bytes of a model made ready a second: one large constant, opened and run once."""
-        model = with_weights(_graph("load"), _LOAD_ELEMENTS)
+        model = with_weights(read_graph("load"), _LOAD_ELEMENTS)
         times = []
         for _ in range(3):
             start = time.perf_counter()
@@ -119,7 +119,7 @@ class _Bench:
         return len(model) / median(times)
 
     def _open(self, graph: str) -> ort.InferenceSession:
-        return ort.InferenceSession(_graph(graph), session_options(1), providers=[self._provider])
+        return ort.InferenceSession(read_graph(graph), session_options(1), providers=[self._provider])
 
     def _once(self, session: ort.InferenceSession, shape: tuple[int, ...], precision: str) -> float:
         binding = self._bind(session, shape, precision)
@@ -172,5 +172,5 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _graph(name: str) -> bytes:
+def read_graph(name: str) -> bytes:
     return (resources.files("shoal.agent.worker") / "graphs" / f"{name}.onnx").read_bytes()

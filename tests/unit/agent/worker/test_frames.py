@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from harness.wait import until
 from shoal.agent.worker.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameServer, Message
 from shoal.types.codes import Code, ShoalError, refuse

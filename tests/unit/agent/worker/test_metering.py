@@ -1,0 +1,155 @@
+"""Latency histograms, joules and their sources, the pace of emulated devices."""
+
+import fcntl
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.ports import Pace
+from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, RaplCounter, energy_of, idle_watts
+from shoal.agent.worker.histogram import Histogram
+from shoal.agent.worker.messages import Meters
+from shoal.agent.worker.metering import MAX_ORIGINS, OTHERS, Metering
+from shoal.agent.worker.pace import device_seconds, elements, turn
+from shoal.types.assignment import Work
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import EnergySource
+from shoal.types.receipt import Rates
+from shoal.types.units import Bytes, Seconds, Watts
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=200), st.floats(0, 1))
+def test_quantiles_are_within_five_percent(values: list[float], share: float) -> None:
+    histogram = Histogram(values)
+    assert histogram.count == len(values)
+    exact = float(np.quantile(values, share, method="lower"))
+    assert histogram.quantile(share) == pytest.approx(exact, rel=0.05)
+
+
+def test_histogram_of_nothing_and_of_extremes() -> None:
+    assert math.isnan(Histogram().quantile(0.5))
+    histogram = Histogram([0.0, 1e9])
+    assert histogram.quantile(0) == pytest.approx(1e-6, rel=0.05)
+    assert histogram.quantile(1) == pytest.approx(1e4, rel=0.1)
+
+
+def test_accounts_by_origin_are_bounded() -> None:
+    metering = Metering(ConstantPower(10.0, EnergySource.PROFILE))
+    for number in range(MAX_ORIGINS + 50):
+        metering.answered(f"origin-{number}", 0.002, 0.001, pace_missed=number % 2 == 0)
+    metering.failed("origin-0", 0.5, ours=True)
+    metering.failed("origin-0", 0.0, ours=False)
+    served = {one.origin: one for one in metering.served()}
+    assert len(served) == MAX_ORIGINS + 1
+    assert served[OTHERS].requests == 50
+    first = served["origin-0"]
+    assert (first.requests, first.errors, first.pace_missed) == (3, 1, 1)
+    assert first.joules == pytest.approx(0.501 * 10)
+    assert first.energy_source is EnergySource.PROFILE
+    assert first.latency_p95_s == pytest.approx(0.002, rel=0.05)
+
+
+def test_counted_energy_goes_to_who_was_busy() -> None:
+    readings = iter([100.0, 130.0, 150.0, 170.0])
+    energy = CountedEnergy(lambda: next(readings), lambda busy: 0.5)
+    assert energy.source is EnergySource.MEASURED
+    # 30 J in the first window, half of it this process's, split 1:2
+    assert energy.joules({"a": 1.0, "b": 2.0}) == pytest.approx({"a": 5.0, "b": 10.0})
+    # nothing ran: the counter is not even read, and the next window holds its joules
+    assert energy.joules({"a": 1.0, "b": 2.0}) == pytest.approx({"a": 5.0, "b": 10.0})
+    assert energy.joules({"a": 2.0, "b": 2.0}) == pytest.approx({"a": 15.0, "b": 10.0})
+
+
+def test_rapl_counters_wrap(tmp_path: Path) -> None:
+    for name, value in (("energy_uj", 900_000), ("max_energy_range_uj", 1_000_000)):
+        (tmp_path / name).write_text(f"{value}\n")
+    counter = RaplCounter((str(tmp_path / "energy_uj"),))
+    assert counter() == 0
+    (tmp_path / "energy_uj").write_text("100000\n")
+    assert counter() == pytest.approx(0.2)
+
+
+def test_share_of_processor_time(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+
+    def write(own: int, busy: int) -> None:
+        (tmp_path / "self/stat").write_text(f"1 (a b) c) R {' '.join(['0'] * 10)} {own} 0 0 0\n")
+        (tmp_path / "stat").write_text(f"cpu  {busy} 0 0 5000 0 0 0 0 0 0\n")
+
+    write(100, 1000)
+    share = CpuShare(tmp_path)
+    write(150, 1200)
+    assert share(0.0) == pytest.approx(0.25)
+    assert share(0.0) == 0.0
+
+
+def test_without_counters_joules_are_estimated_and_say_so(tmp_path: Path) -> None:
+    absent = str(tmp_path / "energy_uj")
+    for meters in (Meters(), Meters(rapl=(absent,)), Meters(nvml="GPU-none")):
+        energy = energy_of(meters, 2)
+        assert energy.source is EnergySource.ESTIMATED
+        assert energy.joules({"a": 2.0}) == {"a": pytest.approx(2 * 2 * 7.65)}
+        assert idle_watts(meters, 4) == 1.34
+
+
+PACE = Pace(
+    "p",
+    "row",
+    Rates(
+        matmul_flops={"fp32": 100.0, "int8": 400.0},
+        conv_flops={"fp32": 200.0},
+        elementwise_bytes=50.0,
+        copy_bytes=50.0,
+        launch_s=Seconds(0.5),
+        node_s=Seconds(0.25),
+        load_bytes=math.nan,
+        idle_w=Watts(math.nan),
+        active_w=Watts(10.0),
+        energy_source=EnergySource.PROFILE,
+    ),
+    2.0,
+    Bytes(2**30),
+    Watts(10.0),
+    Watts(math.nan),
+)
+
+
+@pytest.mark.parametrize(
+    ("work", "precision", "scale", "seconds"),
+    [
+        (Work(conv_flops=400, matmul_flops=200, nodes=2), "fp32", 1.0, 0.5 + 0.5 + 2 + 2),
+        (Work(conv_flops=400, matmul_flops=200, nodes=2), "int8", 1.0, 0.5 + 0.5 + 2 + 0.5),
+        (Work(other_flops=100, nodes=1), "bf16", 1.0, 0.5 + 0.25 + 1),
+        (Work(conv_flops=200, bytes=500, nodes=1), "fp32", 1.0, 0.5 + 0.25 + 10),
+        (Work(conv_flops=200, bytes=500, nodes=1), "fp32", 3.0, 0.5 + 0.25 + 30),
+    ],
+)
+def test_device_seconds(work: Work, precision: str, scale: float, seconds: float) -> None:
+    assert device_seconds(PACE, work, precision, scale) == pytest.approx(seconds)
+
+
+def test_device_seconds_need_work() -> None:
+    with pytest.raises(ShoalError) as refused:
+        device_seconds(PACE, Work(), "fp32")
+    assert refused.value.code is Code.LOAD_FAILED
+
+
+def test_elements() -> None:
+    assert elements({"x": (1, 3, 4), "y": (), "z": (0, 5)}) == 13
+
+
+def test_a_turn_is_held_by_one(tmp_path: Path) -> None:
+    slot = tmp_path / "slot"
+    with turn((str(slot),)):
+        handle = os.open(slot, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(handle)
+    with turn(()):
+        assert list(tmp_path.iterdir()) == [slot]

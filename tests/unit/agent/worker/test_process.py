@@ -1,0 +1,100 @@
+"""How a worker's end is judged, and what supervisor and worker say to each other."""
+
+import math
+import os
+import signal
+
+import onnx
+import pytest
+
+from shoal.agent.worker.messages import LoadOrder, Meters, State, WorkerStatus, from_json, pack, unpack
+from shoal.agent.worker.probe import half_width, read_graph, with_weights
+from shoal.agent.worker.process import EXIT_STUCK, judge_exit, start_time
+from shoal.types.assignment import Assignment, Served, Work
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import EnergySource
+from shoal.types.units import Bytes, Joules, Seconds
+from shoal.types.workload import PartitionRule, WorkloadKey
+
+
+@pytest.mark.parametrize(
+    ("returncode", "crash", "oom", "own_fault", "code"),
+    [
+        (-signal.SIGSEGV, "", False, True, Code.WORKER_CRASHED),
+        (-signal.SIGABRT, "stack", False, True, Code.WORKER_CRASHED),
+        (-signal.SIGFPE, "stack", True, True, Code.WORKER_CRASHED),
+        (-signal.SIGKILL, "", False, False, Code.WORKER_KILLED),
+        (-signal.SIGKILL, "", True, False, Code.OUT_OF_MEMORY),
+        (-signal.SIGTERM, "", True, False, Code.WORKER_KILLED),
+        (None, "stack", False, True, Code.WORKER_CRASHED),
+        (None, "", False, False, Code.WORKER_KILLED),
+        (None, "", True, False, Code.OUT_OF_MEMORY),
+        (0, "", False, False, Code.WORKER_KILLED),
+        (1, "", False, True, Code.WORKER_CRASHED),
+        (EXIT_STUCK, "", False, True, Code.WORKER_STUCK),
+    ],
+)
+def test_judgement(returncode: int | None, crash: str, oom: bool, own_fault: bool, code: Code) -> None:
+    judged, refusal = judge_exit(returncode, crash, oom=oom)
+    assert (judged, refusal.code) == (own_fault, code)
+    assert refusal.found
+
+
+def test_start_time_names_a_process() -> None:
+    assert start_time(os.getpid()) > 0
+    with pytest.raises(OSError):
+        start_time(2**22 - 1)
+
+
+def test_messages_survive() -> None:
+    served = Served("a", 1, 0, Seconds(math.nan), Seconds(0.1), Joules(1.0), EnergySource.MEASURED, 0)
+    status = WorkerStatus(State.FAILED, "x", 1, (served,), None, Refusal(Code.LOAD_FAILED, "f", "a", "r"))
+    back = unpack(WorkerStatus, pack(status))
+    assert math.isnan(back.served[0].latency_p50_s)
+    assert (back.state, back.refusal, back.served[0].energy_source) == (
+        status.state,
+        status.refusal,
+        EnergySource.MEASURED,
+    )
+    rule = PartitionRule(serve_s=Seconds(3.0))
+    assignment = Assignment(
+        id="i",
+        workload=WorkloadKey("t", "n"),
+        revision=1,
+        model="sha256:0",
+        model_bytes=Bytes(1),
+        device="cpu0",
+        provider="CPUExecutionProvider",
+        precision="fp32",
+        draining=False,
+        shared_worker=False,
+        memory_bytes=Bytes(1),
+        max_batch=1,
+        partition=rule,
+        work=Work(1.0, 2.0, 3.0, 4.0, 5, {"x": (1, 2)}),
+    )
+    assert unpack(Assignment, pack(assignment)) == assignment
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{", b"[]", b"null", b"{}", b"[" * 100_000, b'{"rapl": 1, "nvml": ""}', b'{"rapl": [1], "nvml": ""}'],
+)
+def test_malformed_messages(payload: bytes) -> None:
+    for kind in (LoadOrder, Meters):
+        with pytest.raises(ShoalError) as refused:
+            unpack(kind, payload)
+        assert refused.value.code is Code.MESSAGE_INVALID
+    with pytest.raises(ShoalError):
+        from_json(WorkerStatus, {"state": "asleep"})
+
+
+def test_weights_are_appended_to_a_model() -> None:
+    model = onnx.load_from_string(with_weights(read_graph("load"), 1000))
+    (weights,) = model.graph.initializer
+    assert (weights.name, list(weights.dims), len(weights.raw_data)) == ("w", [1000], 4000)
+
+
+def test_half_width() -> None:
+    assert half_width([1.0] * 9) == 0
+    assert half_width([0.9, 0.9, 1.0, 1.1, 1.1]) == pytest.approx(0.1)
