@@ -242,7 +242,8 @@ class Cluster:
             found += self._missing_at(region, machine)
         found += self._missing_replicas(region)
         found += [f"{name} is not lost yet" for name in sorted(self.buried) if not _is_lost(region, name)]
-        draining = [each.id for wanted in region.workloads.desired.values() for each in wanted.assignments if each.draining]
+        assigned = [each for wanted in region.workloads.desired.values() for each in wanted.assignments]
+        draining = [each.id for each in assigned if each.draining]
         found += [f"{name} is still to be drained" for name in draining]
         if found:
             return found
@@ -286,21 +287,24 @@ class Cluster:
         return found
 
     def _missing_replicas(self, region: Region) -> list[str]:
-        """Counted apart from the placement: as many as spread, quota and sound models allow must be ready."""
+        """Counted apart from the placement: as many as spread, quota and sound models allow must be ready.
+
+        A replica that the plan does not want may only be there while the plan lacks one: the old stays rather than none.
+        """
         found: list[str] = []
-        room = 0
-        total = 0
+        room = placed = 0
         for intent in region.workloads.intents:
-            ready, most = len(self._ready(intent.key)), self._most(intent)
-            room, total = room + most, total + ready
-            if ready > most:
-                found.append(f"{intent.key} has {ready} replicas, at most {most} can be")
             plan = region.workloads.plan_now.of(intent.key) if region.workloads.plan_now else None
-            if plan is None or plan.placed != ready:
-                found.append(f"{intent.key} has {ready} ready replicas, planned are {plan and plan.placed}")
-        wanted = min(room, self.operators.quota)
-        if total != wanted:
-            found.append(f"{total} replicas are ready, {wanted} can be")
+            if plan is None:
+                return [f"{intent.key} is not planned"]
+            room, placed = room + self._most(intent), placed + plan.placed
+            ready = self._ready(intent.key)
+            wanted = {target.keeps for target in plan.targets}
+            found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
+            if plan.refusal is None:
+                found += [f"{name} of {intent.key} is not wanted" for name in sorted(ready - wanted)]
+        if placed != min(room, self.operators.quota):
+            found.append(f"{placed} replicas are placed, {min(room, self.operators.quota)} can be")
         return found
 
     def _most(self, intent: Intent) -> int:

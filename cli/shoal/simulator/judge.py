@@ -155,12 +155,15 @@ class Replicas:
         self._started: set[tuple[str, str]] = set()
         self._was_ready: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
         self._closed_at: dict[tuple[str, str], float] = {}
-        self._wanted: set[str] = set()
+        self._begun: dict[tuple[str, str], float] = {}
+        self._wanted: dict[str, float] = {}
+        """workload -> since when; what ran before a deletion does not count for what was applied after it."""
 
     def take(self, event: Happened) -> str | None:
         facts = event.facts
         match event.kind:
             case "worker.start":
+                self._begun.setdefault((facts["node"], facts["assignment"]), event.at)
                 self._ready.pop((facts["node"], facts["assignment"]), None)
                 self._started.add((facts["node"], facts["assignment"]))
             case "worker.ready":
@@ -180,7 +183,7 @@ class Replicas:
                     if phase == "ready" and (facts["node"], assignment) in self._started:
                         return f"{facts['node']} reported {assignment} ready while it was loading"
             case "operator.wanted":
-                self._wanted = set(facts["workloads"])
+                self._wanted = {name: self._wanted.get(name, event.at) for name in facts["workloads"]}
         return None
 
     def _configured(self, event: Happened) -> None:
@@ -203,7 +206,8 @@ class Replicas:
             return None
         if facts["in_flight"] and event.at - (event.at if closed_at is None else closed_at) < self.DRAIN_S:
             return f"{key[1]} on {key[0]} was stopped with {facts['in_flight']} requests in flight"
-        if workload in self._wanted and not self._another(workload, event.at):
+        since = self._wanted.get(workload)
+        if since is not None and self._begun[key] > since and not self._another(workload, event.at):
             return f"the last ready replica of {workload}, {key[1]} on {key[0]}, was stopped"
         return None
 
@@ -222,17 +226,26 @@ class Replicas:
 
 
 class Poison:
-    """A model that crashes at load is placed on at most two nodes."""
+    """After three crashes of its own at load, wherever they were, a model is started on no other node."""
+
+    CRASHES = 3
+    GRACE_S = 30.0
+    """Until the third crash is known to the coordinator, and its answer to every node."""
 
     def __init__(self) -> None:
+        self._crashes: dict[str, list[float]] = defaultdict(list)
         self._touched: dict[str, set[str]] = defaultdict(set)
 
     def take(self, event: Happened) -> str | None:
         if event.kind == "worker.died" and event.facts["why"] == "crashed at load":
-            nodes = self._touched[event.facts["model"]]
-            nodes.add(event.facts["node"])
-            if len(nodes) > 2:
-                return f"{event.facts['model']} crashed at load on {len(nodes)} nodes"
+            self._crashes[event.facts["model"]].append(event.at)
+        if event.kind == "worker.start":
+            model, node = event.facts["model"], event.facts["node"]
+            crashes = self._crashes[model]
+            known = len(crashes) >= self.CRASHES and event.at > crashes[self.CRASHES - 1] + self.GRACE_S
+            if known and node not in self._touched[model]:
+                return f"{model} crashed {len(crashes)} times, and was then started on {node}"
+            self._touched[model].add(node)
         return None
 
 
