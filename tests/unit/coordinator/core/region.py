@@ -23,6 +23,7 @@ from shoal.types.workload import (
     Limits,
     ModelRef,
     PartitionRule,
+    Quota,
     Relaxation,
     Requirements,
     Spread,
@@ -297,6 +298,7 @@ class Region:
         self.desired: Mapping[str, Content] = {}
         self.memory = Memory()
         self.costs: dict[Slot, UsdPerHour] = {}
+        self.quotas: dict[str, Quota] = {}
         self.now = 0.0
         self.events: list[Happened] = []
         self.decision: Decision | None = None
@@ -350,6 +352,7 @@ class Region:
             desired=self.desired,
             memory=self.memory,
             costs=self.costs,
+            quotas=self.quotas,
         )
 
     def restart(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from unit.coordinator.core.region import DIGEST, SMALL, Region, intent, node
 
 from shoal.types.codes import Code
-from shoal.types.workload import ModelRef, Spread
+from shoal.types.workload import ModelRef, Quota, Spread
 
 
 def nodes(region: Region, name: str = "ocr") -> list[str]:
@@ -208,6 +208,34 @@ def test_a_coordinator_that_restarts_changes_nothing_until_the_nodes_had_a_windo
     assert region.replicas() == before
     assert region.desired["c"].routes == routes
     assert all(len(agent.started) <= 1 for agent in region.agents.values())
+
+
+def test_a_lower_quota_drains_what_is_over_it_by_priority() -> None:
+    region = Region(node("a"), node("b"), node("c"))
+    region.intents = (intent("low", replicas=2, priority=1), intent("high", replicas=2, priority=9))
+    region.run(10)
+    region.quotas = {"shop": Quota("shop", replicas=3)}
+    region.run(15)
+    assert len(region.replicas("high")) == 2
+    assert len(region.replicas("low")) == 1
+    before = region.desired
+    region.run(10)
+    assert region.desired == before
+
+
+def test_a_node_that_comes_back_brings_nobody_over_quota() -> None:
+    region = Region(node("a"), node("b"), node("c"))
+    region.quotas = {"shop": Quota("shop", replicas=2)}
+    region.intents = (intent(replicas=3),)
+    region.run(10)
+    region.agents[nodes(region)[0]].heard = False
+    region.run(20)
+    assert len(nodes(region)) >= 2
+    for agent in region.agents.values():
+        agent.heard = True
+    region.run(15)
+    assert len(region.replicas()) == 2
+    assert len(region.routed("a")) == 2
 
 
 def test_mass_silence_is_not_answered_with_mass_replacement() -> None:

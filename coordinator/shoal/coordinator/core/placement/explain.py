@@ -72,7 +72,9 @@ def changes(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
     for standing in solver.standing:
         if standing.assignment.id in kept:
             continue
-        if not level.full:
+        if standing.assignment.id in level.evicted:
+            sign, why = "-", "its tenant's quota is spent"
+        elif not level.full:
             sign, why = "=", "serves until it can be replaced"
         elif under_way and not solver.confirmed(standing):
             sign, why = "=", "serves until its replacement does"

@@ -173,7 +173,8 @@ class WorkloadPlan:
     """Why one workload is placed as it is. candidates: feasible first, best first.
 
     relaxed: changes of the policy's `relax` that were needed. refusal: set when replicas are missing. nearest: the
-    smallest change that places it; proposal: the same as values, None where no change of the document helps.
+    smallest change that places it; proposal: the same as values, None where no change of the document helps. evicted:
+    ids of replicas that run beyond their tenant's quota and drain, although the plan lacks replicas.
     """
 
     workload: WorkloadKey
@@ -187,6 +188,7 @@ class WorkloadPlan:
     nearest: str
     proposal: Relaxation | None
     targets: tuple[Target, ...]
+    evicted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
         nearest=change,
         proposal=proposal,
         targets=tuple(_target(solver, pick) for pick in level.picks),
+        evicted=level.evicted,
     )
     return plan, level.books
 

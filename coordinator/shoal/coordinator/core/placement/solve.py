@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shoal.coordinator.core.fleet.commitments import NOTHING, admissible_bytes
-from shoal.coordinator.core.placement.books import Books, busy_share
+from shoal.coordinator.core.placement.books import Books, Held, busy_share
 from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order, Scope, memory_fault, utilisation_fault
 from shoal.coordinator.core.placement.model import terms_of
 from shoal.coordinator.core.placement.rank import gain, score, tie, values
@@ -34,11 +34,13 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One setting, worked through. faults: by option; empty for those that were picked or only were not the best."""
+    """One setting, worked through. faults: by option; empty for those that were picked or only were not the best.
+    evicted: ids of replicas that run beyond their tenant's quota."""
 
     require: Requirements
     limits: Limits
     picks: tuple[Pick, ...]
+    evicted: tuple[str, ...]
     faults: tuple[tuple[Fault, ...], ...]
     books: Books
 
@@ -56,8 +58,8 @@ class Solver:
     ) -> None:  # fmt: skip
         """books: with all that was decided before this workload. opening: without it."""
         for each in standing:
-            books = books.counted(scope, intent, each, -1)
-            opening = opening.counted(scope, intent, each, -1)
+            books = books.undecided(scope, intent, each, -1)
+            opening = opening.undecided(scope, intent, each, -1)
         self.scope = scope
         self.intent = intent
         self.standing = standing
@@ -90,9 +92,11 @@ class Solver:
             return None
         books = self.books
         for each in self.standing:
-            books = books.counted(self.scope, self.intent, each)
+            if self._over_quota(each, books):
+                return None
+            books = books.kept(self.scope, self.intent, each)
         picks = tuple(Pick(each.option, each) for each in self.standing)
-        return Level(require, self.intent.limits, picks, (), books)
+        return Level(require, self.intent.limits, picks, (), (), books)
 
     def solve(self, require: Requirements, limits: Limits) -> Level:
         """Pick replicas one by one, best first. A current one that is confirmed stays; one whose documents changed
@@ -111,21 +115,21 @@ class Solver:
         picks = list[Pick]()
         books = self.books
         while len(picks) < require.replicas:
-            keeps = self._first(staying, picks, require)
+            keeps = self._first(staying, picks, require, books)
             best = None
             if keeps is None:
                 best = self._best(order, picks, require, books)
-                keeps = self._first(yielding, picks, require)
+                keeps = self._first(yielding, picks, require, books)
                 if keeps is not None and best is not None and self._betters(best, keeps, require):
                     keeps = None
             if keeps is not None:
                 (staying if keeps in staying else yielding).remove(keeps)
                 picks.append(Pick(keeps.option, keeps))
-                books = books.counted(scope, intent, keeps)
+                books = books.kept(scope, intent, keeps)
             elif best is not None:
                 picks.append(Pick(best, None))
                 busy = busy_share(scope, intent, best, require.replicas)
-                books = books.with_new(intent.key.tenant, best.slot, memory_needed(best), busy)
+                books = books.added(intent.key.tenant, best.slot, memory_needed(best), busy)
             else:
                 break
         full = len(picks) >= require.replicas
@@ -136,7 +140,10 @@ class Solver:
             else found or self._left_out(option, picks, require, self.books if full else books)
             for option, found in zip(options, faults, strict=True)
         )
-        return Level(require, limits, tuple(picks), judged, books)
+        evicted = tuple(
+            each.assignment.id for each in (*staying, *yielding) if not full and self._over_quota(each, books)
+        )
+        return Level(require, limits, tuple(picks), evicted, judged, books)
 
     def confirmed(self, standing: Standing) -> bool:
         """Was this replica chosen, or confirmed, under the very terms that hold now?"""
@@ -157,8 +164,17 @@ class Solver:
         old = values(self.scope, standing.option, self.intent, require.replicas)
         return gain(new, old, self.intent.weights) >= GAIN_LEAST
 
-    def _first(self, current: Sequence[Standing], picks: list[Pick], require: Requirements) -> Standing | None:
-        return next((each for each in current if spread_allows(each.option, picks, require)), None)
+    def _first(
+        self, current: Sequence[Standing], picks: list[Pick], require: Requirements, books: Books
+    ) -> Standing | None:
+        allowed = (each for each in current if spread_allows(each.option, picks, require))
+        return next((each for each in allowed if not self._over_quota(each, books)), None)
+
+    def _over_quota(self, standing: Standing, books: Books) -> bool:
+        """May a replica that runs not stay? Its tenant's quota counts it after those of higher priority alone."""
+        tenant = self.intent.key.tenant
+        held = books.decided.get(tenant, Held())
+        return self._quota(held.plus(1, standing.assignment.memory_bytes)) is not None
 
     # -- what may come -----------------------------------------------------------------------------------------------
 
@@ -194,10 +210,10 @@ class Solver:
 
     def _crowded(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
         """Constraints that depend on what else is placed."""
-        needed = memory_needed(option)
+        held = books.held.get(self.intent.key.tenant, Held())
         found = (
             *self._no_room(option, require, books),
-            self._quota(needed, books),
+            self._quota(held.plus(1, memory_needed(option))),
             None if spread_allows(option, picks, require) else _spread_fault(option, require),
         )
         return tuple(fault for fault in found if fault is not None)
@@ -223,19 +239,21 @@ class Solver:
         )
         return tuple(fault for fault in found if fault is not None)
 
-    def _quota(self, needed: int, books: Books) -> Fault | None:
+    def _quota(self, would_hold: Held) -> Fault | None:
+        """The quota that the tenant would exceed."""
         tenant = self.intent.key.tenant
         quota = self.scope.inputs.quotas.get(tenant)
         if quota is None:
             return None
-        replicas, taken = books.replicas.get(tenant, 0), books.bytes.get(tenant, 0)
-        if quota.replicas is not None and replicas + 1 > quota.replicas:
-            refusal = Refusal(Code.QUOTA, f"{tenant} has {replicas} replicas", f"at most {quota.replicas}")
-            return Fault(Order.QUOTA, refusal, physical(f"quota: {{replicas: {replicas + 1}}} of tenant {tenant}"))
-        if quota.memory is not None and taken + needed > quota.memory:
-            refusal = Refusal(Code.QUOTA, f"{tenant} has {show_bytes(taken)}", f"at most {show_bytes(quota.memory)}")
-            more = show_bytes(taken + needed)
-            return Fault(Order.QUOTA, refusal, physical(f"quota: {{memory: {more}}} of tenant {tenant}"))
+        if quota.replicas is not None and would_hold.replicas > quota.replicas:
+            found = f"{tenant} would have {would_hold.replicas} replicas"
+            remedy = f"quota: {{replicas: {would_hold.replicas}}} of tenant {tenant}"
+            return Fault(Order.QUOTA, Refusal(Code.QUOTA, found, f"at most {quota.replicas}"), physical(remedy))
+        if quota.memory is not None and would_hold.memory > quota.memory:
+            found = f"{tenant} would have {show_bytes(would_hold.memory)}"
+            remedy = f"quota: {{memory: {show_bytes(would_hold.memory)}}} of tenant {tenant}"
+            refusal = Refusal(Code.QUOTA, found, f"at most {show_bytes(quota.memory)}")
+            return Fault(Order.QUOTA, refusal, physical(remedy))
         return None
 
 

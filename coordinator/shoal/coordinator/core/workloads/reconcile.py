@@ -178,6 +178,8 @@ class _Step:
         idle = observed is None or observed.phase in (Phase.FAILED, Phase.GONE)
         if plan is None:
             return None if lost or (idle and not silent) else replace(assignment, draining=True)
+        if assignment.id in plan.evicted:
+            return None if lost or (idle and not silent) else replace(assignment, draining=True)
         if self.met[assignment.workload]:
             if lost:
                 return None
