@@ -29,6 +29,7 @@ from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.placement.model import Plan, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
+from shoal.coordinator.core.workloads.invariants import Snapshot
 from shoal.coordinator.core.workloads.model import Content, Happened, Memory, Wait, World
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem, node_price
@@ -104,6 +105,7 @@ class WorkloadsController:
         self._saved = Memory()
         self._revisions: dict[str, int] = {}
         self._sent_at: dict[str, Elapsed] = {}
+        self._written_at: dict[str, Elapsed] = {}
         self._plans: dict[str, tuple[str, ...]] = {}
 
     async def start(self) -> None:
@@ -115,6 +117,7 @@ class WorkloadsController:
         self.adopt(replace(self.catalog, documents=documents))
         for record in await self._store.scan(DESIRED):
             self.desired[record.key.removeprefix(DESIRED)] = records.load(DesiredSet, record.value)
+        self._written_at = dict.fromkeys(self.desired, self._clock.now())
         found = await self._store.read(MEMORY)
         if found is not None:
             self._memory = self._saved = records.load(StoredMemory, found.value).restored(self._clock.now())
@@ -177,12 +180,30 @@ class WorkloadsController:
         self._memory = self._saved = decision.memory
         self.waits, self.plan_now = decision.waits, decision.plan
         self.desired.update(changed)
+        self._written_at.update(dict.fromkeys(changed, self._clock.now()))
         for node in gone:
             del self.desired[node]
+            self._written_at.pop(node, None)
         for node in self._to_send(frozenset(changed)):
             self._sent_at[node] = self._clock.now()
             self._fleet.unsent.discard(node)
             await self._links.send(node, self.desired[node])
+
+    def snapshot(self) -> Snapshot:
+        """The region after its last step, for `invariants.check`."""
+        plans = self.plan_now.workloads if self.plan_now is not None else ()
+        return Snapshot(
+            fleet=self._fleet.fleet,
+            intents=self.intents,
+            desired={node: _content(desired) for node, desired in self.desired.items()},
+            memory=self._memory,
+            waits=self.waits,
+            now=self._clock.now(),
+            wall=self._clock.wall(),
+            placeable=frozenset(plan.workload for plan in plans if plan.refusal is None),
+            versions={node: desired.version for node, desired in self.desired.items()},
+            written_at=dict(self._written_at),
+        )
 
     def next_deadline(self) -> Seconds | None:
         """Until the earliest wait ends, so that the loop can look again then."""
@@ -247,10 +268,7 @@ class WorkloadsController:
             fleet=self._fleet.fleet,
             intents=intents,
             profiles=catalog.profiles,
-            desired={
-                node: Content(each.assignments, each.routes, each.pins, each.heartbeat_s)
-                for node, each in self.desired.items()
-            },
+            desired={node: _content(desired) for node, desired in self.desired.items()},
             memory=self._memory,
             quotas=catalog.quotas,
             costs=self._costs(catalog),
@@ -318,6 +336,10 @@ class WorkloadsController:
         self._plans[plan.hash] = _decisions(plan)
         while len(self._plans) > PLANS_KEPT:
             del self._plans[next(iter(self._plans))]
+
+
+def _content(desired: DesiredSet) -> Content:
+    return Content(desired.assignments, desired.routes, desired.pins, desired.heartbeat_s)
 
 
 def _decisions(plan: Plan) -> tuple[str, ...]:
