@@ -226,9 +226,9 @@ class Machine:
         lines = (json.loads(line) for line in self.log()[since:].splitlines() if line.startswith("{"))
         return [line for line in lines if line.get("event") == event]
 
-    def workers(self) -> list[int]:
-        """Pids of workers that hold an assignment."""
-        return [told["pid"] for told in self._records() if told["assignment"]]
+    def workers(self) -> dict[str, int]:
+        """Pids of workers by the assignment that they hold."""
+        return {told["assignment"]["id"]: told["pid"] for told in self._records() if told["assignment"]}
 
     def has_spare(self) -> bool:
         """Whether a worker without an assignment listens."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import psutil
 import pytest
 import pytest_asyncio
 from integration.agent.region import NODE, REGION, Coordinator, Machine, assignment, ready
@@ -169,11 +168,11 @@ async def test_f02_killed_worker_is_back_within_its_load_time_and_half_a_second(
     client = scene.client()
     clock = SystemClock()
     await until(scene.machine.has_spare, 20.0, "the spare worker of an agent at rest")
-    (worker,) = scene.machine.workers()
+    worker = scene.machine.workers()[ONE]
     before, phases = len(scene.machine.log()), len(scene.coordinator.phases)
     os.kill(worker, signal.SIGKILL)
     killed = clock.now()
-    await until(lambda: not psutil.pid_exists(worker) or worker not in scene.machine.workers(), 5.0, "it to die")
+    await until(lambda: scene.machine.workers().get(ONE) != worker, 5.0, "it to die")
     await scene.serves(client, 10.0, "an answer again")
     away = clock.now() - killed
     await until(lambda: (ONE, Phase.READY) in scene.coordinator.phases[phases:], 5.0, "ready in the status")
@@ -220,6 +219,32 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     assert not [each for each in scene.coordinator.phases[phases:] if each[1] is not Phase.READY]
     assert scene.machine.logged("booted", before)[0]["adopted"] == 1
     assert adopted <= 2.0
+
+
+async def test_f39_a_worker_that_crashes_three_times_is_poisoned_and_nothing_else_is_touched(scene: Scene) -> None:
+    scene.want(scene.asked(ONE), scene.asked(TWO, "other"))
+    phases, events = len(scene.coordinator.phases), len(scene.coordinator.events)
+    mine = scene.machine.workers()[ONE]
+    killed: set[int] = set()
+    for crash in range(3):
+        await until(lambda: scene.coordinator.phase(TWO) is Phase.READY, 20.0, f"ready before crash {crash + 1}")
+        await until(lambda: scene.machine.workers().get(TWO, mine) not in {mine, *killed}, 5.0, "its worker")
+        killed.add(scene.machine.workers()[TWO])
+        os.kill(scene.machine.workers()[TWO], signal.SIGSEGV)
+        await until(lambda: scene.coordinator.phase(TWO) is Phase.FAILED, 10.0, f"crash {crash + 1} in the status")
+        if crash < 2:
+            found = scene.coordinator.observed[TWO]
+            assert found.code is Code.WORKER_CRASHED
+            assert found.retry_at is not None
+    await until(lambda: scene.coordinator.observed[TWO].code is Code.POISONED, 5.0, "poison")
+    assert scene.coordinator.observed[TWO].retry_at is None
+    assert len(killed) == 3
+    assert scene.machine.workers() == {ONE: mine}
+    assert {phase for name, phase in scene.coordinator.phases[phases:] if name == ONE} <= {Phase.READY}
+    assert await scene.infer(scene.client()) == scene.right
+    assert any(each.code == Code.POISONED for each in scene.coordinator.events[events:])
+    scene.want(scene.asked(ONE))
+    await until(lambda: TWO not in scene.coordinator.observed, 10.0, "it to be gone")
 
 
 async def test_f33_bytes_changed_in_the_cache_are_never_served(scene: Scene) -> None:
