@@ -43,6 +43,7 @@ class Node:
     folder: Path
     role: Role = Role.AGENT
     files: Files = field(init=False)
+    config: FrontConfig = field(init=False)
     front: FrontProcess = field(init=False)
     workers: ProcessWorkers | None = None
     models: dict[str, WorkloadKey] = field(default_factory=dict)
@@ -52,8 +53,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.files = self.authority.issue(self.role, self.name)
-        clock = SystemClock()
-        config = FrontConfig(
+        self.config = FrontConfig(
             node=self.name,
             region=self.authority.region,
             host="127.0.0.1",
@@ -65,7 +65,7 @@ class Node:
             authority=str(self.files.authority),
             run_dir=str(self.folder),
         )
-        self.front = FrontProcess(config, FRONT, clock)
+        self.front = FrontProcess(self.config, FRONT, SystemClock())
 
     async def start(self) -> None:
         await self.front.start()
@@ -144,5 +144,6 @@ class Node:
                     self._ready[event.assignment].set_exception(AssertionError(str(event.refusal)))
                 case WorkerExited():
                     self.exits.append(event)
+                    self.models.pop(event.assignment, None)
                 case _:
                     pass

@@ -126,20 +126,21 @@ class FrontProcess:
         return control.unpack_stats((await self._client.call("stats", timeout=CALL_TIMEOUT_S)).payload)
 
     async def close(self, *, keep: bool) -> None:
-        """keep: the front serves on for the next supervisor; else it drains and ends."""
+        """keep: the front serves on for the next supervisor; else it drains and ends. Idempotent."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        process = self._process
+        process, self._process = self._process, None
+        client, self._client = self._client, None
         if process is not None and keep:
             process.release()
         elif process is not None:
             process.signal(signal.SIGTERM)
             await _ended(process, self._config.drain_s + ADOPT_TIMEOUT_S)
-        if self._client is not None:
-            await self._client.close()
-        for reserved in self._reserved:
-            reserved.close()
+        if client is not None:
+            await client.close()
+        while self._reserved:
+            self._reserved.pop().close()
 
     async def _connected(self) -> FrameClient:
         try:

@@ -1,0 +1,510 @@
+"""Processes of the data plane die under load: what clients see, judged from their own record."""
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.crafted import relu
+from harness.history import History, Outcome, Verdict, judge
+from harness.node import FRONT, Node
+from harness.oip import Failed, GrpcClient, Tensor
+from harness.pki import Authority
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.agent.dataplane.process import FrontProcess
+from shoal.types.assignment import Credential
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Role
+from shoal.types.route import EndpointState, Route
+from shoal.types.units import Wall
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("acme", "relu")
+AT_ONCE = 64
+_NEVER_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL"})
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca", "west", SystemClock().wall())
+
+
+@pytest.fixture
+def relu_file(tmp_path: Path) -> Path:
+    path = tmp_path / "relu.onnx"
+    path.write_bytes(relu().SerializeToString())
+    return path
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, authority: Authority, relu_file: Path) -> AsyncIterator[tuple[Node, Node, Node]]:
+    """A gateway and two agents with a replica each."""
+    gateway = Node("g1", authority, tmp_path / "g1", Role.GATEWAY)
+    one, two = (Node(name, authority, tmp_path / name) for name in ("n1", "n2"))
+    nodes = (gateway, one, two)
+    try:
+        await asyncio.gather(*(node.start() for node in nodes))
+        await asyncio.gather(one.load("a1", KEY, relu_file), two.load("a2", KEY, relu_file))
+        await asyncio.gather(one.configure(), two.configure())
+        await gateway.configure([Route(KEY, 1, (one.endpoint("a1", at=gateway), two.endpoint("a2", at=gateway)))])
+        yield nodes
+    finally:
+        await asyncio.gather(*(node.stop() for node in nodes))
+
+
+def answer_of(asked: Hashable) -> Hashable:
+    """The service's model: max(x, 0) of [-n, n, n + 0.5, 0]."""
+    assert isinstance(asked, int)
+    return struct.pack("<4f", 0.0, asked, asked + 0.5, 0.0)
+
+
+async def ask(client: GrpcClient, history: History, number: int, timeout: float = 15.0) -> None:
+    clock = asyncio.get_running_loop().time
+    call = history.begin(number, clock())
+    x = Tensor("x", "FP32", (1, 4), struct.pack("<4f", -number, number, number + 0.5, 0.0))
+    try:
+        answer = await client.infer("relu", (x,), timeout=timeout)
+        history.end(call, Outcome.OK, answer.outputs[0].raw, clock())
+    except Failed as error:
+        told = error.code or error.status not in _NEVER_AGAIN
+        history.end(call, Outcome.REFUSED if told else Outcome.UNKNOWN, error.code or error.status, clock())
+
+
+async def load(
+    clients: list[GrpcClient], count: int, rate: float, at: int, strike: Callable[[], Awaitable[None]]
+) -> Verdict:
+    """`count` requests, `rate` a second whatever the answers do, at most `AT_ONCE` in flight; `strike` after `at`."""
+    loop = asyncio.get_running_loop()
+    history = History()
+    room = asyncio.Semaphore(AT_ONCE)
+    start = loop.time()
+
+    async def one(number: int) -> None:
+        async with room:
+            await ask(clients[number % len(clients)], history, number)
+
+    tasks: list[asyncio.Task[None]] = []
+    fired = asyncio.Event()
+
+    def fire(number: int) -> None:
+        tasks.append(asyncio.create_task(one(number)))
+        if number == at:
+            tasks.append(asyncio.ensure_future(strike()))
+        if number == count:
+            fired.set()
+
+    for number in range(1, count + 1):
+        loop.call_at(start + number / rate, fire, number)
+    await fired.wait()
+    await asyncio.gather(*tasks)
+    return judge([history], answer_of)
+
+
+def pid_of(node: Node, assignment: str) -> int:
+    record = json.loads(Path(node.local(assignment).socket).with_suffix(".json").read_text())
+    return int(record["pid"])
+
+
+async def connected(node: Node, client: GrpcClient, *assignments: str) -> None:
+    """Each of these workers has answered something."""
+    warm = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 9, 9, 9, 9))
+
+    async def all_served() -> bool:
+        await client.infer("relu", (warm,))
+        return all([await _served(node, name) for name in assignments])
+
+    await until(all_served, 20, "every worker has answered")
+
+
+async def in_flight(node: Node, assignment: str) -> int:
+    return dict((await node.front.stats()).in_flight).get(assignment, 0)
+
+
+async def kill_with_requests_inside(node: Node, assignment: str, at_least: int = 3) -> None:
+    """SIGKILL, once requests are seen to wait in that worker: it is paused first, so that the blow cannot miss."""
+    pid = pid_of(node, assignment)
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: _more(node, assignment, at_least), 10, f"{at_least} requests in {assignment}")
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: any(e.assignment == assignment for e in node.exits), 10, f"{assignment} seen to exit")
+
+
+async def _more(node: Node, assignment: str, at_least: int) -> bool:
+    return await in_flight(node, assignment) >= at_least
+
+
+async def double(tmp_path: Path, authority: Authority, relu_file: Path) -> Node:
+    node = Node("n1", authority, tmp_path / "n1")
+    await node.start()
+    await asyncio.gather(node.load("a1", KEY, relu_file), node.load("a2", KEY, relu_file))
+    await node.configure(both(node))
+    return node
+
+
+def both(node: Node) -> list[Route]:
+    return [Route(KEY, 1, (node.endpoint("a1"), node.endpoint("a2")))]
+
+
+async def f01(node: Node, clients: list[GrpcClient], relu_file: Path, count: int, rate: float) -> Verdict:
+    """One of two local replicas dies under load, and comes back before the load ends."""
+
+    async def strike() -> None:
+        await kill_with_requests_inside(node, "a1")
+        await node.load("a1", KEY, relu_file)
+        await node.configure(both(node))
+
+    return await load(clients, count, rate, count // 3, strike)
+
+
+async def test_f01_one_of_two_replicas_killed_under_load(tmp_path: Path, authority: Authority, relu_file: Path) -> None:
+    tenant = authority.issue(Role.TENANT, "acme")
+    node = await double(tmp_path, authority, relu_file)
+    clients = [node.grpc(tenant) for _ in range(2)]
+    try:
+        verdict = await f01(node, clients, relu_file, 1500, 500.0)
+        print(verdict)
+        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        (exit_,) = node.exits
+        assert not exit_.own_fault, "a kill from outside is nobody's fault here"
+        (ingress,) = (await node.front.stats()).ingress
+        assert ingress.retried >= 3
+        assert (ingress.requests, ingress.answered, ingress.lost) == (1500, 1500, 0)
+        await until(lambda: _served(node, "a1"), 10, "the reloaded replica serves again")
+    finally:
+        for client in clients:
+            await client.close()
+        await node.stop()
+
+
+@pytest.mark.long
+async def test_f01_ten_runs_of_5000(tmp_path: Path, authority: Authority, relu_file: Path) -> None:
+    tenant = authority.issue(Role.TENANT, "acme")
+    node = await double(tmp_path, authority, relu_file)
+    clients = [node.grpc(tenant) for _ in range(2)]
+    try:
+        for run in range(10):
+            verdict = await f01(node, clients, relu_file, 5000, 500.0)
+            print(run, verdict)
+            assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    finally:
+        for client in clients:
+            await client.close()
+        await node.stop()
+
+
+async def _served(node: Node, assignment: str) -> int:
+    assert node.workers is not None
+    found = {stats.assignment: sum(s.requests for s in stats.served) for stats in await node.workers.stats()}
+    return found.get(assignment, 0)
+
+
+async def test_f01_an_agent_dies_whole_behind_a_gateway(pair: tuple[Node, Node, Node], authority: Authority) -> None:
+    """Front and worker at once: what was in flight there is answered by the other agent."""
+    gateway, one, _ = pair
+    client = gateway.grpc(authority.issue(Role.TENANT, "acme"))
+
+    async def strike() -> None:
+        front, worker = one.front.pid, pid_of(one, "a1")
+        assert front is not None
+        await one.front.close(keep=True)  # no supervisor restarts it
+        os.kill(worker, signal.SIGSTOP)
+        await until(lambda: client_waits(gateway), 10, "requests wait in the agent")
+        os.kill(front, signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
+        await until(lambda: not psutil.pid_exists(front) or _zombie(front), 10, "the front is dead")
+
+    verdict = await load([client], 600, 150.0, 200, strike)
+    print(verdict)
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    (ingress,) = (await gateway.front.stats()).ingress
+    assert ingress.retried >= 1
+    assert (ingress.answered, ingress.lost) == (600, 0)
+    await client.close()
+
+
+async def client_waits(gateway: Node) -> bool:
+    (ingress,) = (await gateway.front.stats()).ingress
+    return ingress.requests - ingress.answered - ingress.refused - ingress.lost >= 2
+
+
+def _zombie(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_f02_the_only_replica_fails_its_requests_retryably_and_serves_when_reloaded(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> None:
+    node = Node("n1", authority, tmp_path / "n1")
+    client: GrpcClient | None = None
+    try:
+        await node.start()
+        await node.load("a1", KEY, relu_file)
+        await node.configure()
+        client = node.grpc(authority.issue(Role.TENANT, "acme"))
+        await connected(node, client, "a1")
+        (before,) = (await node.front.stats()).ingress
+        history = History()
+        pid = pid_of(node, "a1")
+        os.kill(pid, signal.SIGSTOP)
+        waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 6)]
+        await until(lambda: _more(node, "a1", 5), 10, "requests inside")
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.gather(*waiting)
+        assert {done.detail for done in history.done} == {Code.WORKER_CRASHED}
+        await until(lambda: node.exits, 10, "seen to exit")
+        await node.load("a1", KEY, relu_file)
+        await node.configure()
+        again = History()
+        await ask(client, again, 7)
+        verdict = judge([again], answer_of)
+        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        (after,) = (await node.front.stats()).ingress
+        assert (after.requests - before.requests, after.answered - before.answered, after.lost) == (6, 1, 5)
+    finally:
+        if client is not None:
+            await client.close()
+        await node.stop()
+
+
+async def test_a_request_that_two_workers_died_of_is_refused_for_a_while(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> None:
+    node = await double(tmp_path, authority, relu_file)
+    client = node.grpc(authority.issue(Role.TENANT, "acme"))
+    x = Tensor("x", "FP32", (1, 4), bytes(16))
+    try:
+        await connected(node, client, "a1", "a2")
+        pids = {name: pid_of(node, name) for name in ("a1", "a2")}
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        call = asyncio.create_task(client.infer("relu", (x,)))
+        for _ in range(2):
+            holder = await until(lambda: _holder(node, pids), 10, "inside a worker")
+            os.kill(pids.pop(holder), signal.SIGKILL)
+        with pytest.raises(Failed) as crashed:
+            await call
+        assert crashed.value.code == Code.REQUEST_CRASHED_WORKER
+        with pytest.raises(Failed) as refused:
+            await client.infer("relu", (x,))
+        assert refused.value.code == Code.REQUEST_CRASHED_WORKER
+        assert int(refused.value.retry_after_ms) > 1000
+        await until(lambda: len(node.exits) == 2, 10, "both seen to exit")
+        await node.load("a1", KEY, relu_file)
+        await node.configure([Route(KEY, 2, (node.endpoint("a1"),))])
+        other = Tensor("x", "FP32", (1, 4), struct.pack("<4f", 1, 2, 3, 4))
+        assert (await client.infer("relu", (other,))).outputs[0].raw == other.raw
+        with pytest.raises(Failed):
+            await client.infer("relu", (x,))
+    finally:
+        await client.close()
+        await node.stop()
+
+
+async def _holder(node: Node, pids: dict[str, int]) -> str:
+    inside = dict((await node.front.stats()).in_flight)
+    return next((name for name in pids if inside.get(name)), "")
+
+
+async def test_a_killed_front_comes_back_on_its_ports_with_its_routes(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> None:
+    node = Node("n1", authority, tmp_path / "n1")
+    tenant = authority.issue(Role.TENANT, "acme")
+    try:
+        await node.start()
+        await node.load("a1", KEY, relu_file)
+        await node.configure()
+        before, worker = node.front.pid, pid_of(node, "a1")
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+
+        async def answers() -> bool:
+            client = node.grpc(tenant)
+            try:
+                await client.infer("relu", (Tensor("x", "FP32", (1, 4), bytes(16)),), timeout=2)
+            except Failed as error:
+                if error.code:
+                    raise AssertionError(f"a front that knows no routes answered: {error}") from error
+                return False
+            finally:
+                await client.close()
+            return node.front.pid != before
+
+        await until(answers, 20, "the new front answers")
+        assert node.front.restarts == 1
+        assert pid_of(node, "a1") == worker
+        assert (await node.front.stats()).ready
+    finally:
+        await node.stop()
+
+
+async def test_f03_a_next_supervisor_adopts_the_front_which_served_meanwhile(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> None:
+    node = Node("n1", authority, tmp_path / "n1")
+    client: GrpcClient | None = None
+    try:
+        await node.start()
+        await node.load("a1", KEY, relu_file)
+        await node.configure()
+        client = node.grpc(authority.issue(Role.TENANT, "acme"))
+        first = node.front
+        pid = first.pid
+        await first.close(keep=True)
+        history = History()
+        await ask(client, history, 1)
+        node.front = FrontProcess(node.config, FRONT, SystemClock())
+        await node.front.start()
+        await node.configure()
+        await ask(client, history, 2)
+        verdict = judge([history], answer_of)
+        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        assert (node.front.pid, node.front.restarts) == (pid, 0)
+        assert node.front.config == first.config
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            other = replace(node.config, run_dir=str(tmp_path / "x"), grpc_port=taken.getsockname()[1])
+            with pytest.raises(ShoalError) as conflict:
+                await FrontProcess(other, FRONT, SystemClock()).start()
+        assert conflict.value.code is Code.CONFLICT
+    finally:
+        if client is not None:
+            await client.close()
+        await node.stop()
+
+
+async def test_an_orphan_ends_itself(tmp_path: Path, authority: Authority) -> None:
+    node = Node("n1", authority, tmp_path / "n1")
+    node.config = replace(node.config, orphan_after_s=0.5)
+    node.front = FrontProcess(node.config, FRONT, SystemClock())
+    await node.start()
+    await node.front.configure((), ())
+    pid = node.front.pid
+    assert pid is not None
+    await node.front.close(keep=True)
+    await until(lambda: not psutil.pid_exists(pid) or _zombie(pid), 15, "the front ended")
+    assert not (tmp_path / "n1" / "front.json").exists()
+
+
+async def test_draining_replicas_get_nothing_new_and_finish_what_they_have(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> None:
+    node = await double(tmp_path, authority, relu_file)
+    client = node.grpc(authority.issue(Role.TENANT, "acme"))
+    history = History()
+    try:
+        pid = pid_of(node, "a1")
+        os.kill(pid, signal.SIGSTOP)
+        waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 9)]
+        await until(lambda: _more(node, "a1", 1), 10, "requests inside")
+        draining = replace(node.endpoint("a1"), state=EndpointState.DRAINING)
+        locals_ = (node.local("a2"),)
+        await node.front.configure((Route(KEY, 2, (draining, node.endpoint("a2"))),), (), locals_)
+        for number in range(10, 60):
+            await ask(client, history, number)
+        os.kill(pid, signal.SIGCONT)
+        await asyncio.gather(*waiting)
+        verdict = judge([history], answer_of)
+        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        assert await _served(node, "a1") <= 8
+        assert await _served(node, "a1") + await _served(node, "a2") == 58
+    finally:
+        await client.close()
+        await node.stop()
+
+
+async def test_only_the_named_peer_is_believed_and_only_peers_forward(
+    pair: tuple[Node, Node, Node], authority: Authority
+) -> None:
+    gateway, one, two = pair
+    tenant = authority.issue(Role.TENANT, "acme")
+    client = gateway.grpc(tenant)
+    history = History()
+    try:
+        posing = replace(one.endpoint("a1", at=gateway), node="n9")
+        await gateway.configure([Route(KEY, 2, (posing, two.endpoint("a2", at=gateway)))])
+        for number in range(1, 21):
+            await ask(client, history, number)
+        verdict = judge([history], answer_of)
+        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        assert await _served(one, "a1") == 0
+        assert await _served(two, "a2") == 20
+
+        x = Tensor("x", "FP32", (1, 4), bytes(16))
+        await gateway.configure([Route(KEY, 3, (posing,))])
+        with pytest.raises(Failed) as nobody:
+            await client.infer("relu", (x,))
+        assert (nobody.value.status, nobody.value.code) == ("UNAVAILABLE", Code.REPLICA_UNREACHABLE)
+
+        said = {"shoal-tenant": "acme", "shoal-origin": "g1", "shoal-hop": "1"}
+        peer = gateway.grpc(authority.issue(Role.GATEWAY, "g2"))
+        with pytest.raises(Failed) as twice:
+            await peer.infer("relu", (x,), said=said)
+        assert twice.value.code == Code.MODEL_NOT_READY, "what was forwarded once is served here or not at all"
+        with pytest.raises(Failed) as own:
+            await peer.infer("relu", (x,))
+        assert own.value.code == Code.ROLE_DENIED
+        await peer.close()
+        forward = one.grpc(authority.issue(Role.GATEWAY, "g2"))
+        await forward.infer("relu", (x,), said=said)
+        assert (await one.front.stats()).ingress == (), "counted where it entered, not where it was forwarded to"
+        await forward.close()
+    finally:
+        await client.close()
+
+
+async def test_identities_end_on_open_connections_and_tokens_count(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> None:
+    node = Node("n1", authority, tmp_path / "n1")
+    x = Tensor("x", "FP32", (1, 4), bytes(16))
+    clients = []
+    try:
+        await node.start()
+        await node.load("a1", KEY, relu_file)
+        wall = SystemClock().wall()
+        digest = hashlib.sha256(b"good").hexdigest()
+        await node.configure(credentials=(Credential("acme", digest, Wall(wall + 3600)),))
+        brief = node.grpc(authority.issue(Role.TENANT, "acme", valid_s=3.0))
+        clients.append(brief)
+        await brief.infer("relu", (x,))
+
+        async def expired() -> bool:
+            try:
+                await brief.infer("relu", (x,))
+            except Failed as error:
+                return (error.status, error.code) == ("UNAUTHENTICATED", Code.CERT_EXPIRED)
+            return False
+
+        await until(expired, 10, "CERT_EXPIRED on the open connection", every_s=0.1)
+        root = authority.certificate.read_bytes()
+        good, bad = node.token(root, "good"), node.token(root, "bad")
+        clients += [good, bad]
+        assert (await good.infer("relu", (x,))).outputs[0].raw == x.raw
+        assert (await node.rest(bearer="good").infer("relu", (x,))).outputs[0].raw == x.raw
+        for attempt in (bad, node.rest(bearer="bad")):
+            with pytest.raises(Failed) as refused:
+                await attempt.infer("relu", (x,))
+            assert refused.value.code == Code.TOKEN_INVALID
+        stranger = node.grpc(authority.issue(Role.TENANT, "other"))
+        clients.append(stranger)
+        with pytest.raises(Failed) as hidden:
+            await stranger.infer("relu", (x,))
+        assert hidden.value.code == Code.MODEL_NOT_FOUND, "another tenant's workload is not even there"
+        await node.configure()
+        with pytest.raises(Failed) as gone:
+            await good.infer("relu", (x,))
+        assert gone.value.code == Code.TOKEN_INVALID, "a token that was taken back counts no more"
+    finally:
+        for client in clients:
+            await client.close()
+        await node.stop()
