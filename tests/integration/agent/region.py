@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 import psutil
 
 from harness.oip import GrpcClient
@@ -62,11 +63,11 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
         """On the port it had before, if it had one."""
         certificate, key, ca = self._files.read()
         credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
-        self._server = grpc.aio.server(options=server_options(LINK_BYTES))
-        link_pb2_grpc.add_AgentLinkServicer_to_server(self, self._server)
-        artifacts_pb2_grpc.add_ArtifactsServicer_to_server(self, self._server)
-        self.port = self._server.add_secure_port(self.address, credentials)
-        await self._server.start()
+        self._server = server = grpc.aio.server(options=server_options(LINK_BYTES))
+        link_pb2_grpc.add_AgentLinkServicer_to_server(self, server)
+        artifacts_pb2_grpc.add_ArtifactsServicer_to_server(self, server)
+        self.port = server.add_secure_port(self.address, credentials)
+        await server.start()
 
     async def stop(self) -> None:
         if self._server is not None:

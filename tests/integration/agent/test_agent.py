@@ -84,8 +84,7 @@ def run_here(model: bytes, image: np.ndarray[Any, Any]) -> bytes:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    answer: np.ndarray[Any, Any] = session.run(None, {session.get_inputs()[0].name: image})[0]
-    return answer.tobytes()
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: image})[0]).tobytes()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+import grpc.aio
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 import grpc
+import grpc.aio
 
 from shoal.agent.link.credentials import Files, check_coordinator, open_channel
 from shoal.agent.ports import Clock, LinkRefused, Log
