@@ -32,6 +32,7 @@ from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.placement.model import Candidate, Inputs, Plan, RegionFacts, Slot, Triple, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.placement.rank import pareto
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
 from shoal.coordinator.core.workloads.model import Memory, World
 from shoal.types.assignment import Phase
@@ -341,6 +342,21 @@ def test_a_cordoned_node_keeps_what_it_has() -> None:
     plan = only(place(replace(seen, fleet=updates.cordoned(world.fleet, "a", True))))
     assert chosen(plan) == ["a"]
     assert not place(replace(seen, fleet=updates.cordoned(world.fleet, "a", True))).changes
+
+
+def test_the_pareto_front_by_hand() -> None:
+    nan = math.nan
+    rows = [(1.0, 5.0, 3.0), (2.0, 1.0, 3.0), (2.0, 5.0, 3.0), (1.0, 5.0, 3.0), (1.0, 6.0, nan), (0.5, nan, nan)]
+    assert pareto(rows) == [True, True, False, True, False, True]
+    assert pareto([]) == []
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, 2.0, math.nan])] * 3), max_size=12))
+def test_law_the_front_is_what_nothing_dominates(rows: list[tuple[float, float, float]]) -> None:
+    seen = [tuple(math.inf if math.isnan(value) else value for value in row) for row in rows]
+    assert pareto(rows) == [
+        not any(other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in seen) for row in seen
+    ]
 
 
 # -- laws --------------------------------------------------------------------------------------------------------------

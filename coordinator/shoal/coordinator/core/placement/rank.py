@@ -54,16 +54,19 @@ def gain(new: Sequence[float], old: Sequence[float], weights: Weights) -> float:
 
 
 def pareto(figures: Sequence[tuple[float, float, float]]) -> list[bool]:
-    """Rows that no other row matches or betters in every term and betters in one. Unknown counts as infinite."""
-    if not figures:
-        return []
-    table = np.nan_to_num(np.asarray(figures, dtype=np.float64), nan=np.inf)
-    front = np.ones(len(table), dtype=bool)
-    for index, row in enumerate(table):
-        rivals = table[front]
-        dominated = np.all(rivals <= row, axis=1) & np.any(rivals < row, axis=1)
-        front[index] = not dominated.any()
-    return front.tolist()
+    """Rows that no other row matches or betters in every term and betters in one. Unknown counts as infinite.
+
+    In lexical order only an earlier row can dominate, and a row on the front at that."""
+    rows = [tuple(math.inf if math.isnan(value) else value for value in row) for row in figures]
+    front = list[tuple[float, ...]]()
+    on_front = [False] * len(rows)
+    for index in sorted(range(len(rows)), key=rows.__getitem__):
+        row = rows[index]
+        if not any(best != row and all(a <= b for a, b in zip(best, row, strict=True)) for best in front):
+            on_front[index] = True
+            if not front or front[-1] != row:
+                front.append(row)
+    return on_front
 
 
 def tie(seed: int, *names: str) -> bytes:
