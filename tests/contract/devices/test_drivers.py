@@ -1,0 +1,68 @@
+"""What every driver that is installed (entry points of `shoal.devices`) must do, ours or not."""
+
+import math
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+import pytest
+
+from harness.clock import ManualClock
+from shoal.agent.ports import Driver, DriverFactory, DriverOptions
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Device, Reading
+from shoal.wire import nouns
+
+DRIVERS = sorted(entry_points(group="shoal.devices"), key=lambda entry: entry.name)
+OPTIONS = DriverOptions(emulate=("rk3588s", "nvidia-l4"), time_scale=3.0)
+
+
+def test_the_three_drivers_are_installed() -> None:
+    assert {"cpu", "cuda", "emulated"} <= {entry.name for entry in DRIVERS}
+
+
+@pytest.fixture(params=DRIVERS, ids=lambda entry: str(entry.name))
+def driver(request: pytest.FixtureRequest) -> Driver:
+    entry: EntryPoint = request.param
+    return cast(DriverFactory, entry.load())(ManualClock(), OPTIONS)
+
+
+def test_discovery_is_repeatable_and_its_devices_travel(driver: Driver) -> None:
+    devices = driver.discover()
+    assert devices == driver.discover()
+    assert len({device.name for device in devices}) == len(devices)
+    for device in devices:
+        assert nouns.decode(Device, nouns.encode(device)) == device
+        assert device.memory_bytes > 0
+        assert device.parallelism >= 1
+        assert device.provider.endswith("ExecutionProvider")
+        assert device.driver
+        assert device.runtime_version
+        assert device.emulated == bool(device.profile) == bool(device.profile_source)
+
+
+def test_readings_are_values_or_unknown(driver: Driver) -> None:
+    for device in driver.discover():
+        for _ in range(2):
+            reading = driver.read(device.name)
+            assert reading.device == device.name
+            assert 0 <= reading.free_bytes <= device.memory_bytes
+            for value in (reading.utilisation, reading.temperature_c, reading.power_w, reading.energy_j):
+                assert math.isnan(value) or (math.isfinite(value) and value >= 0)
+            assert math.isnan(reading.utilisation) or reading.utilisation <= 1
+            # by text, since what is unknown (NaN) equals nothing
+            assert repr(nouns.decode(Reading, nouns.encode(reading))) == repr(reading)
+
+
+def test_a_device_that_is_not_there(driver: Driver) -> None:
+    with pytest.raises(ShoalError) as lost:
+        driver.read("no-such-device")
+    assert lost.value.code is Code.DEVICE_LOST
+
+
+def test_only_emulated_devices_are_paced(driver: Driver) -> None:
+    for device in driver.discover():
+        pace = driver.pace(device.name)
+        assert (pace is not None) == device.emulated
+        if pace is not None:
+            assert (pace.profile, pace.source, pace.time_scale) == (device.profile, device.profile_source, 3.0)
+            assert pace.active_w > 0

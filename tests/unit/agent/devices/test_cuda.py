@@ -1,0 +1,71 @@
+"""NVIDIA devices on recordings of NVML."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from harness.clock import ManualClock
+from harness.nvml import RecordedNvml
+from shoal.agent.devices.cuda import CudaDriver
+from shoal.agent.ports import DriverOptions
+from shoal.types.codes import Code, ShoalError
+
+RECORDINGS = Path(__file__).parents[3] / "data/nvml"
+
+
+def driver(recording: str) -> tuple[CudaDriver, RecordedNvml]:
+    nvml = RecordedNvml(RECORDINGS / f"{recording}.json")
+    return CudaDriver(ManualClock(), DriverOptions(), nvml), nvml
+
+
+def test_a_whole_device() -> None:
+    cuda, nvml = driver("l4")
+    (device,) = cuda.discover()
+    assert (device.name, device.model, device.driver_version) == ("gpu0", "NVIDIA L4", "550.54.15")
+    assert (device.provider, device.memory_bytes) == ("CUDAExecutionProvider", 24152899584)
+    assert device.attributes == {
+        "uuid": "GPU-11111111-2222-3333-4444-555555555555",
+        "compute_capability": "8.9",
+        "power_limit_w": "72",
+    }
+    reading = cuda.read("gpu0")
+    assert reading.free_bytes == 23600000000
+    assert (reading.utilisation, reading.temperature_c, reading.power_w) == (0.37, 58, 31.25)
+    assert reading.energy_j == pytest.approx(987654.321)
+    assert not reading.throttled
+    assert cuda.pace("gpu0") is None
+    for reasons, throttled in ((0x2, False), (0x4, True), (0x40, True), (0x100, False)):
+        nvml.answers["nvmlDeviceGetCurrentClocksThrottleReasons(h0)"] = reasons
+        assert cuda.read("gpu0").throttled is throttled
+
+
+def test_mig_instances_and_a_device_that_tells_little() -> None:
+    cuda, _ = driver("a100_mig_and_k80")
+    devices = {device.name: device for device in cuda.discover()}
+    assert list(devices) == ["gpu0-mig0", "gpu0-mig1", "gpu1"]
+    assert devices["gpu0-mig1"].attributes["uuid"] == "MIG-1"
+    assert devices["gpu0-mig0"].attributes["mig"] == "instance"
+    assert devices["gpu0-mig0"].memory_bytes == 20937965568
+    part = cuda.read("gpu0-mig0")
+    assert part.free_bytes == 20900000000
+    assert math.isnan(part.utilisation)
+    assert (part.temperature_c, part.power_w, part.throttled) == (84, 95, True)
+    little = cuda.read("gpu1")
+    assert little.free_bytes == 11995578368
+    assert all(map(math.isnan, (little.utilisation, little.temperature_c, little.power_w, little.energy_j)))
+    assert not little.throttled
+
+
+def test_devices_that_fell_off_the_bus() -> None:
+    cuda, _ = driver("lost")
+    assert [device.name for device in cuda.discover()] == ["gpu1"]
+    for name in ("gpu1", "gpu0", "gpu7"):
+        with pytest.raises(ShoalError) as lost:
+            cuda.read(name)
+        assert lost.value.code is Code.DEVICE_LOST
+
+
+def test_without_a_driver_there_are_no_devices() -> None:
+    cuda, _ = driver("no_driver")
+    assert cuda.discover() == ()
