@@ -7,6 +7,7 @@ the protocol are left alone here, so that a foreign client can live in the same 
 import http.client
 import json
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from shoal.client.contexts import Context
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.units import Wall
+from shoal.wire.handshake import check_own, raise_fault
 
 DTYPES: Final = {
     "BOOL": np.bool_,
@@ -110,8 +113,12 @@ class Inference:
             content = reply.read()
         except (OSError, http.client.HTTPException) as cause:
             self._connection.close()
+            address = f"{self._connection.host}:{self._connection.port}"
+            check_own(self._context, Wall(time.time()))  # noqa: TID251 - a command's own clock
+            if isinstance(cause, ssl.SSLError):
+                raise_fault(cause, address)
             raise refuse(
-                Code.REPLICA_UNREACHABLE, f"gateway {self._connection.host}: {cause}", "an answer", "shoal dev status"
+                Code.REPLICA_UNREACHABLE, f"gateway {address}: {cause}", "an answer", "shoal dev status"
             ) from cause
         return reply.status, {name.lower(): value for name, value in reply.getheaders()}, content
 

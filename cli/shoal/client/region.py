@@ -8,6 +8,7 @@ Every method raises ShoalError with the code that the coordinator gave.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,9 @@ import grpc
 from shoal.client.contexts import Context
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.units import Wall
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, nouns_pb2, operator_pb2, operator_pb2_grpc
+from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, channel_options
 from shoal.wire.status import refusal_of
@@ -46,8 +49,8 @@ class Region:
                 "the context's files",
                 "shoal context login",
             ) from cause
-        server = dns_of(context.region, Role.COORDINATOR, "coordinator")
-        options = channel_options(LINK_BYTES, server_name=server)
+        self._server = dns_of(context.region, Role.COORDINATOR, "coordinator")
+        options = channel_options(LINK_BYTES, server_name=self._server)
         self._channel = grpc.secure_channel(context.address, credentials, options)
         self._operator = operator_pb2_grpc.OperatorStub(self._channel)
         self._artifacts = artifacts_pb2_grpc.ArtifactsStub(self._channel)
@@ -98,7 +101,7 @@ class Region:
         try:
             yield from self._operator.Events(request, timeout=None if follow else TIMEOUT_S)
         except grpc.RpcError as cause:
-            raise ShoalError(refusal_of(cause)) from cause
+            raise self._refused(cause) from cause
 
     def create_token(self, role: str, name: str = "", valid_s: float = 3600.0) -> operator_pb2.CreateTokenReply:
         request = operator_pb2.CreateTokenRequest(role=role, name=name, valid_s=valid_s)
@@ -144,7 +147,26 @@ class Region:
         try:
             return method(request, timeout=timeout)
         except grpc.RpcError as cause:
-            raise ShoalError(refusal_of(cause)) from cause
+            raise self._refused(cause) from cause
+
+    def _refused(self, cause: grpc.RpcError) -> ShoalError:
+        """What the coordinator said; where grpc says only `unavailable`, what a handshake apart from it says."""
+        refusal = refusal_of(cause)
+        if refusal.code is not Code.COORDINATOR_UNREACHABLE:
+            return ShoalError(refusal)
+        try:
+            check_own(self.context, Wall(time.time()))  # noqa: TID251 - a command's own clock
+            check_peer(self.context, self.context.address, self._server)
+        except ShoalError as error:
+            return error
+        except (OSError, ValueError):
+            pass  # nobody there: as grpc said
+        return refuse(
+            refusal.code,
+            f"{self.context.address}: {refusal.found}",
+            "the region's coordinator",
+            "check that it runs (shoal dev status) and that the context's address is right",
+        )
 
 
 def digest_of(path: Path) -> tuple[str, int]:

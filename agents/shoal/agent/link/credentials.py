@@ -1,24 +1,18 @@
 """How this node speaks to its coordinator: its files, TLS both ways, and why a handshake failed."""
 
 import asyncio
-import socket
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import grpc
 import grpc.aio
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire.identity import Identity, check_validity, dns_of, identity_of_pem
+from shoal.wire.handshake import check_own, check_peer
+from shoal.wire.identity import Identity, dns_of, identity_of_pem
 from shoal.wire.limits import channel_options
-
-HANDSHAKE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,66 +58,14 @@ def open_channel(files: Files, address: str, max_bytes: int) -> grpc.aio.Channel
 async def check_coordinator(files: Files, address: str, wall: Wall) -> Refusal | None:
     """What a plain handshake says, made apart from grpc, which says only `unavailable`. None: all is well."""
     try:
-        identity = files.identity()
+        region = files.identity().region
+        check_own(files, wall)
+        await asyncio.to_thread(check_peer, files, address, coordinator_name(region))
     except ShoalError as error:
         return error.refusal
-    own = check_validity(identity, wall) or _check_issuer(files)
-    return own or await asyncio.to_thread(_shake_hands, files, identity.region, address)
-
-
-def _check_issuer(files: Files) -> Refusal | None:
-    """A server may hang up on a stranger's certificate without a word, so this side looks at its own too."""
-    try:
-        own = x509.load_pem_x509_certificate(_read(files.certificate))
-        own.verify_directly_issued_by(x509.load_pem_x509_certificate(_read(files.ca)))
-    except (InvalidSignature, ValueError, TypeError):
-        found = "this node's certificate is not of the authority in ca.pem"
-        return Refusal(Code.CERT_UNTRUSTED, found, "one of its region", "join again")
-    return None
-
-
-def _shake_hands(files: Files, region: str, address: str) -> Refusal | None:
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cafile=str(files.ca))
-    context.load_cert_chain(files.certificate, files.key)
-    context.set_alpn_protocols(["h2"])
-    try:
-        with (
-            socket.create_connection((host, int(port)), timeout=HANDSHAKE_S) as plain,
-            context.wrap_socket(plain, server_hostname=coordinator_name(region)) as secured,
-        ):
-            # With TLS 1.3 the server judges our certificate after our side is done; a good one gets its settings.
-            return None if secured.recv(1) else _unreachable(address, "it closed the connection")
-    except ssl.SSLCertVerificationError as cause:
-        return _theirs(cause, address)
-    except ssl.SSLError as cause:
-        return _ours(cause, address)
     except (OSError, ValueError) as cause:
         return _unreachable(address, f"{cause}")
-
-
-def _theirs(cause: ssl.SSLCertVerificationError, address: str) -> Refusal:
-    expired = cause.verify_code == 10  # X509_V_ERR_CERT_HAS_EXPIRED
-    return Refusal(
-        Code.CERT_EXPIRED if expired else Code.CERT_UNTRUSTED,
-        f"the certificate of {address}: {cause.verify_message}",
-        "this region's coordinator",
-        "renew the coordinator's certificate" if expired else "check the address, or join again",
-    )
-
-
-def _ours(cause: ssl.SSLError, address: str) -> Refusal:
-    reason = cause.reason or str(cause)
-    if "CERTIFICATE_EXPIRED" in reason:
-        return Refusal(Code.CERT_EXPIRED, f"{address} refused this node's certificate", "a valid one", "join again")
-    if "UNKNOWN_CA" in reason or "CERTIFICATE" in reason:
-        return Refusal(
-            Code.CERT_UNTRUSTED,
-            f"{address} refused this node's certificate: {reason}",
-            "one of its region",
-            "join again",
-        )
-    return _unreachable(address, reason)
+    return None
 
 
 def _unreachable(address: str, found: str) -> Refusal:

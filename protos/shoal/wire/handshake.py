@@ -1,0 +1,88 @@
+"""Why a TLS handshake failed, found out apart from grpc, which says only `unavailable`. Blocking.
+
+The server refuses below the level at which a code can travel, so the refused side derives it: from its own files first,
+since a server may hang up on a stranger without a word.
+"""
+
+import socket
+import ssl
+from pathlib import Path
+from typing import Final, Protocol
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.units import Wall
+from shoal.wire.identity import check_validity, identity_of_pem
+
+HANDSHAKE_S: Final = 5.0
+_EXPIRED: Final = 10
+"""X509_V_ERR_CERT_HAS_EXPIRED"""
+
+
+class PemFiles(Protocol):
+    """Where one identity's files lie."""
+
+    @property
+    def certificate(self) -> Path: ...
+    @property
+    def key(self) -> Path: ...
+    @property
+    def ca(self) -> Path: ...
+
+
+def check_own(files: PemFiles, wall: Wall) -> None:
+    """Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED | CERT_NAME_INVALID), OSError."""
+    pem = files.certificate.read_bytes()
+    identity = identity_of_pem(pem)
+    if (refusal := check_validity(identity, wall)) is not None:
+        raise ShoalError(refusal)
+    try:
+        authority = x509.load_pem_x509_certificate(files.ca.read_bytes())
+        x509.load_pem_x509_certificate(pem).verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError) as cause:
+        found = f"the certificate of {identity.uri} is not of the authority in ca.pem"
+        raise refuse(Code.CERT_UNTRUSTED, found, "one of its region", "enrol again with a join token") from cause
+
+
+def check_peer(files: PemFiles, address: str, server_name: str) -> None:
+    """Shakes hands with the gRPC server at `address` (host:port), which must show `server_name`.
+
+    Raises ShoalError(CERT_EXPIRED | CERT_UNTRUSTED), OSError when nobody answers or it hung up without a reason.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=str(files.ca))
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=HANDSHAKE_S) as plain,
+            context.wrap_socket(plain, server_hostname=server_name) as secured,
+        ):
+            # With TLS 1.3 the server judges our certificate after our side is done; a good one gets its settings.
+            if not secured.recv(1):
+                raise ConnectionResetError("it closed the connection")
+    except ssl.SSLError as cause:
+        raise_fault(cause, address)
+        raise
+
+
+def raise_fault(cause: ssl.SSLError, address: str) -> None:
+    """Raises ShoalError(CERT_EXPIRED | CERT_UNTRUSTED) when the error was about a certificate, theirs or ours."""
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        expired = cause.verify_code == _EXPIRED
+        raise refuse(
+            Code.CERT_EXPIRED if expired else Code.CERT_UNTRUSTED,
+            f"the certificate of {address}: {cause.verify_message}",
+            "a server of this region",
+            "renew that server's certificate" if expired else "check the address, or enrol again",
+        ) from cause
+    reason = cause.reason or str(cause)
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
+        raise refuse(
+            Code.CERT_EXPIRED if "CERTIFICATE_EXPIRED" in reason else Code.CERT_UNTRUSTED,
+            f"{address} refused this certificate: {reason}",
+            "a valid one of its region",
+            "enrol again with a join token",
+        ) from cause
