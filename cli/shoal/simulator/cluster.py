@@ -12,6 +12,7 @@ from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Wor
 from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
 from shoal.simulator.operators import Operators
 from shoal.simulator.storage import Cache, Journal, Models, Store, format_store
+from shoal.simulator.watch import Watch
 from shoal.simulator.world import Clock, Process, World
 from shoal.types.codes import Code
 from shoal.types.device import Node, Role
@@ -59,6 +60,7 @@ class Cluster:
         self.over = False
         self.buried: frozenset[str] = frozenset()
         """Machines that stay dead when the storm is over."""
+        self.watch: Watch | None = None
         self.own_faults: Counter[str] = Counter()
         self._armed_power: dict[str, bool] = {}
 
@@ -108,6 +110,7 @@ class Cluster:
         )
         await region.start()
         process.check()
+        self.watch = Watch(self.world, region)
         self.region = region
         self.network.listen(process, region.fleet)
         self.world.record("coordinator.serving")
@@ -195,6 +198,11 @@ class Cluster:
             boot_id=f"{machine.name}-{machine.boots}",
         )
 
+    def step_clock(self, clock: Clock, seconds: float) -> None:
+        clock.step(seconds)
+        if self.watch is not None:
+            self.watch.clocks_stepped = True
+
     # after the storm
 
     def clear_weather(self) -> None:
@@ -219,6 +227,8 @@ class Cluster:
                 process.fuse = 0
         for disk in (self.disk, *(machine.disk for machine in self.machines)):
             disk.full = False
+        for clock in (self.clock, *(machine.clock for machine in self.machines)):
+            clock.skew = 0.0
         for machine in self.machines:
             if machine.name not in self.buried:
                 self.restore_power(machine)
@@ -256,7 +266,10 @@ class Cluster:
     def settled(self) -> tuple[object, ...]:
         """What must not change once the region has converged."""
         region = self.region
-        starts = sum(event.kind == "worker.start" for event in self.world.history.events)
+        starts = sum(
+            event.kind == "worker.start" and self.spec.behaviours[event.facts["model"]].crash_at_load < 1.0
+            for event in self.world.history.events
+        )
         versions = () if region is None else tuple((n, each.version) for n, each in region.workloads.desired.items())
         return starts, versions
 

@@ -129,7 +129,7 @@ async def _step_clock(cluster: "Cluster", chance: Chance) -> None:
     clock = chance.pick([cluster.clock, *(machine.clock for machine in cluster.machines)])
     seconds = chance.pick([-31_536_000.0, -3600.0, -40.0, 40.0, 3600.0, 31_536_000.0])
     cluster.world.record("fault.clock", seconds=seconds)
-    clock.step(seconds)
+    cluster.step_clock(clock, seconds)
 
 
 async def _spoil_bytes(cluster: "Cluster", chance: Chance) -> None:
