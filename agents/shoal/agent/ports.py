@@ -1,8 +1,8 @@
 """What the agent needs from the world. The supervisor knows these Protocols and no adapter by name."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal.types.assignment import Assignment, Credential, DesiredSet, Ingress, Measured, Served
 from shoal.types.codes import Refusal, ShoalError
@@ -249,9 +249,3 @@ class Front(Protocol):
 
     async def stats(self) -> FrontStats: ...
     async def close(self, *, keep: bool) -> None: ...
-
-
-class Spawn(Protocol):
-    """Starts a task of the supervisor; the simulator brings its own."""
-
-    def __call__(self, task: Coroutine[Any, Any, None], name: str) -> Callable[[], None]: ...
