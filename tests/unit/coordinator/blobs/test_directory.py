@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.crafted import digest_of
@@ -18,7 +19,7 @@ from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Bytes
 
-CONTENT = os.urandom(700_001)
+CONTENT = np.random.default_rng(3).bytes(700_001)
 DIGEST = digest_of(CONTENT)
 SIZE = Bytes(len(CONTENT))
 
