@@ -5,7 +5,7 @@ from dataclasses import replace
 from unit.coordinator.core.region import DIGEST, SMALL, Region, intent, node
 
 from shoal.types.codes import Code
-from shoal.types.workload import ModelRef, Quota, Spread
+from shoal.types.workload import ModelRef, Quota, Spread, Weights
 
 
 def nodes(region: Region, name: str = "ocr") -> list[str]:
@@ -221,6 +221,23 @@ def test_a_lower_quota_drains_what_is_over_it_by_priority() -> None:
     before = region.desired
     region.run(10)
     assert region.desired == before
+
+
+def test_a_full_quota_does_not_break_before_it_makes() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 1e11, "b": 9e11})
+    region.quotas = {"shop": Quota("shop", replicas=1)}
+    region.intents = (intent(where='node.name == "a"', replicas=2, spread=Spread.NONE),)
+    region.run(10)
+    assert nodes(region) == ["a"]
+    region.intents = (intent(where='node.name == "b"', replicas=2, spread=Spread.NONE),)
+    for _ in range(40):
+        region.step()
+        assert region.routed("a") != []
+    region.intents = (intent(replicas=2, spread=Spread.NONE, weights=Weights(0, 0, 1)),)
+    for _ in range(40):
+        region.step()
+        assert region.routed("a") != []
+    assert len(nodes(region)) == 1
 
 
 def test_a_node_that_comes_back_brings_nobody_over_quota() -> None:

@@ -84,7 +84,7 @@ class _Step:
         self.waits = list[Wait]()
         self.events = list[Happened]()
         self.targets = {target.keeps: target for plan in plans.values() for target in plan.targets if target.keeps}
-        self.met = {key: self._met(plan) for key, plan in plans.items()}
+        self.served = {key: self._served(plan) for key, plan in plans.items()}
 
     def node(self, node: str, assignments: tuple[Assignment, ...]) -> tuple[Assignment, ...]:
         """What stays of a node's assignments, with their terms of now."""
@@ -139,10 +139,8 @@ class _Step:
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _met(self, plan: WorkloadPlan) -> bool:
-        """All replicas that the plan wants are in service, and were long enough for every front to know."""
-        if plan.placed < plan.wanted or not plan.targets:
-            return False
+    def _served(self, plan: WorkloadPlan) -> bool:
+        """All replicas that the plan names are in service, and were long enough for every front to know."""
         for target in plan.targets:
             state = self.fleet.nodes.get(target.node)
             observed = state.observed.get(target.keeps) if state is not None else None
@@ -178,15 +176,14 @@ class _Step:
         idle = observed is None or observed.phase in (Phase.FAILED, Phase.GONE)
         if plan is None:
             return None if lost or (idle and not silent) else replace(assignment, draining=True)
-        if assignment.id in plan.evicted:
-            return None if lost or (idle and not silent) else replace(assignment, draining=True)
-        if self.met[assignment.workload]:
+        full = plan.placed >= plan.wanted > 0
+        if self.served[assignment.workload] and (full or assignment.id in plan.evicted):
             if lost:
                 return None
             if silent:
                 return assignment
             return None if idle or self._never_served(assignment) else replace(assignment, draining=True)
-        superseded = plan.placed >= plan.wanted and not silent and assignment.id not in self.broken
+        superseded = full and not silent and assignment.id not in self.broken
         if superseded and self._never_served(assignment) and (observed is None or observed.phase is not Phase.READY):
             return None
         return assignment
