@@ -1,7 +1,7 @@
 """An unmodified tritonclient, in a process of its own (its stubs and ours are of one proto package).
 
-Usage: python triton.py SPEC OUT. SPEC: JSON with transport, url, authority, certificate, key and cases; OUT: a pickle
-of what came back, by case: arrays by output, or the error's status and text.
+Usage: python triton_child.py SPEC OUT. SPEC: JSON with transport, url, authority, certificate and key or bearer, and
+cases; OUT: a pickle of what came back, by case: arrays by output, or the error's status and text.
 """
 
 import json
@@ -17,23 +17,20 @@ def client_of(spec: dict[str, Any]) -> tuple[Any, Any]:
 
         files = {
             "root_certificates": spec["authority"],
-            "private_key": spec["key"],
-            "certificate_chain": spec["certificate"],
+            "private_key": spec.get("key"),
+            "certificate_chain": spec.get("certificate"),
         }
     else:
         from tritonclient import http as triton
 
-        files = {
-            "ssl_options": {
-                "ca_certs": spec["authority"],
-                "keyfile": spec["key"],
-                "certfile": spec["certificate"],
-            }
-        }
+        own = {"keyfile": spec["key"], "certfile": spec["certificate"]} if "key" in spec else {}
+        files = {"ssl_options": {"ca_certs": spec["authority"], **own}}
     return triton, triton.InferenceServerClient(spec["url"], ssl=True, **files)
 
 
-def infer(triton: Any, client: Any, case: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+def infer(
+    triton: Any, client: Any, case: dict[str, Any], arrays: dict[str, Any], said: dict[str, Any]
+) -> dict[str, Any]:
     binary = {} if triton.__name__.endswith("grpc") else {"binary_data": case["binary"]}
     inputs = []
     for name, datatype in case["inputs"].items():
@@ -45,10 +42,11 @@ def infer(triton: Any, client: Any, case: dict[str, Any], arrays: dict[str, Any]
             tensor.set_data_from_numpy(array, **binary)
         inputs.append(tensor)
     outputs = [triton.InferRequestedOutput(name, **binary) for name in case["outputs"]] or None
-    result = client.infer(case["model"], inputs, outputs=outputs, request_id=case["name"], **case.get("options", {}))
-    said = result.get_response()
-    assert (said["id"] if isinstance(said, dict) else said.id) == case["name"]
-    names = case["outputs"] or [o["name"] if isinstance(o, dict) else o.name for o in _outputs(said)]
+    options = {**said, **case.get("options", {})}
+    result = client.infer(case["model"], inputs, outputs=outputs, request_id=case["name"], **options)
+    answer = result.get_response()
+    assert (answer["id"] if isinstance(answer, dict) else answer.id) == case["name"]
+    names = case["outputs"] or [o["name"] if isinstance(o, dict) else o.name for o in _outputs(answer)]
     return {name: result.as_numpy(name) for name in names}
 
 
@@ -69,26 +67,30 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     arrays = pickle.loads(Path(spec["arrays"]).read_bytes())
     triton, client = client_of(spec)
+    said = {"headers": {"authorization": f"Bearer {spec['bearer']}"}} if "bearer" in spec else {}
     errors = __import__("tritonclient.utils").utils.InferenceServerException
     found: dict[str, Any] = {
-        "live": client.is_server_live(),
-        "ready": client.is_server_ready(),
-        "server": _plain(client.get_server_metadata()),
-        "index": _plain(client.get_model_repository_index()),
+        "live": client.is_server_live(**said),
+        "ready": client.is_server_ready(**said),
+        "server": _plain(client.get_server_metadata(**said)),
+        "index": _plain(client.get_model_repository_index(**said)),
         "models": {},
         "answers": {},
         "errors": {},
     }
     for model in spec["models"]:
-        found["models"][model] = (client.is_model_ready(model), _plain(client.get_model_metadata(model)))
+        found["models"][model] = (
+            client.is_model_ready(model, **said),
+            _plain(client.get_model_metadata(model, **said)),
+        )
     for case in spec["cases"]:
         try:
-            found["answers"][case["name"]] = infer(triton, client, case, arrays)
+            found["answers"][case["name"]] = infer(triton, client, case, arrays, said)
         except errors as error:
             found["errors"][case["name"]] = (str(error.status()), error.message())
     for model in spec["unknown"]:
         try:
-            client.get_model_metadata(model)
+            client.get_model_metadata(model, **said)
         except errors as error:
             found["errors"][f"metadata {model}"] = (str(error.status()), error.message())
     client.close()
