@@ -6,12 +6,12 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as states
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument  # pyright: ignore[reportMissingImports]
 
 from shoal.agent.worker.tensors import DATATYPES, Array, specs_of
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -44,6 +44,7 @@ class Engine:
 
     def run(self, feeds: Mapping[str, Array], names: Sequence[str], options: ort.RunOptions) -> dict[str, Array]:
         """Outputs by name. Raises ShoalError(INVALID_ARGUMENT | OUT_OF_MEMORY | RUNTIME_FAILED)."""
+        found: Sequence[Any]
         try:
             if self._by_value:
                 values = {name: _to_value(array) for name, array in feeds.items()}
@@ -210,7 +211,7 @@ def _run_refusal(error: Exception) -> Refusal:
     short = _out_of_memory(error)
     if short is not None:
         return short
-    if isinstance(error, states.InvalidArgument):
+    if isinstance(error, InvalidArgument):
         return Refusal(
             Code.INVALID_ARGUMENT,
             _brief(error),

@@ -32,7 +32,7 @@ def test_a_whole_device() -> None:
     reading = cuda.read("gpu0")
     assert reading.free_bytes == 23600000000
     assert (reading.utilisation, reading.temperature_c) == (0.37, 58)
-    assert reading.power_w == 31.25
+    assert reading.power_w == pytest.approx(31.25)
     assert reading.energy_j == pytest.approx(987654.321)
     assert not reading.throttled
     assert cuda.pace("gpu0") is None
@@ -52,7 +52,7 @@ def test_mig_instances_and_a_device_that_tells_little() -> None:
     assert part.free_bytes == 20900000000
     assert math.isnan(part.utilisation)
     assert part.temperature_c == 84
-    assert part.power_w == 95
+    assert part.power_w == pytest.approx(95)
     assert part.throttled
     little = cuda.read("gpu1")
     assert little.free_bytes == 11995578368
