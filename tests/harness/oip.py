@@ -149,7 +149,7 @@ class GrpcClient:
         await self.call("RepositoryModelLoad", oip.RepositoryModelLoadRequest(model_name=model).SerializeToString())
 
     async def close(self) -> None:
-        await self.channel.close()
+        await self.channel.close(None)
 
 
 @dataclass(frozen=True, slots=True)

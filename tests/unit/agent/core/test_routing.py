@@ -228,7 +228,7 @@ EMPTY = Load(0, 0, Bytes(0))
 def admit(load: Load, left_s: float = 10.0, size: int = 10, **health: Health) -> tuple[Code, float | None] | None:
     where = route(endpoint("a"), endpoint("b"))
     turned = routing.admit(where, health, set(), load, Seconds(left_s), Bytes(size), TIGHT)
-    return turned and (turned.refusal.code, turned.retry_after_s)
+    return None if turned is None else (turned.refusal.code, turned.retry_after_s)
 
 
 def test_what_may_wait() -> None:
