@@ -17,6 +17,7 @@ import grpc
 import structlog
 
 from shoal.coordinator.api.artifacts import ArtifactsService
+from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.enrol import EnrolmentService
 from shoal.coordinator.api.operator import OperatorService
@@ -123,11 +124,12 @@ async def _run(config: Config) -> None:
         operator_dir = config.data_dir / "operator"
         first_operator(authority, operator_dir, clock.wall())
 
-        guard = Authorisation(config.region, clock, meter, region.events.audit)
+        audit = AuditTrail(region.events, meter)
+        guard = Authorisation(config.region, clock, meter, audit)
         api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
         link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
-        artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region), api)
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorService(region, enrolment, store, clock), api)
+        artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
+        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorService(region, enrolment, store, clock, audit), api)
         link = _listen(api, config.link, identity.credentials(client_certificates=True))
         enrol_server = grpc.aio.server(options=server_options(ENROL_BYTES))
         service = EnrolmentService(config.region, enrolment, lambda: str(Address(config.advertise, link.port)))

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view
 from shoal.coordinator.controllers.models import Pushed, unknown_model
 from shoal.coordinator.controllers.region import Region
@@ -17,8 +18,9 @@ Chunks = AsyncIterator[artifacts_pb2.PushChunk]
 
 
 class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, audit: AuditTrail) -> None:
         self._region = region
+        self._audit = audit
 
     async def Fetch(self, request: artifacts_pb2.FetchRequest, context: Any) -> AsyncIterator[artifacts_pb2.FetchChunk]:
         identity = identity_of_context(context)
@@ -36,7 +38,7 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         pushed = await self._region.models.push(
             head.name, Bytes(head.size), head.digest, _data(request_iterator), actor=actor
         )
-        await self._region.events.audit(actor, "Push", pushed.model.digest, "existed" if pushed.existed else "stored")
+        await self._audit.note(actor, "Push", pushed.model.digest, "existed" if pushed.existed else "stored")
         return self._reply(pushed)
 
     async def Inspect(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
@@ -58,7 +60,7 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
     async def Remove(self, request: artifacts_pb2.RemoveModelRequest, context: Any) -> artifacts_pb2.RemoveModelReply:
         actor = identity_of_context(context).uri
         digest, bytes_removed = await self._region.models.remove(request.name, actor)
-        await self._region.events.audit(actor, "Remove", digest, "removed" if bytes_removed else "renamed")
+        await self._audit.note(actor, "Remove", digest, "removed" if bytes_removed else "renamed")
         return artifacts_pb2.RemoveModelReply(digest=digest, bytes_removed=bytes_removed)
 
     def _reply(self, pushed: Pushed) -> artifacts_pb2.PushReply:

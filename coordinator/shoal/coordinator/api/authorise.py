@@ -4,12 +4,13 @@ A method without a rule is refused, and a test compares the table with the servi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
 import structlog
 
+from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.ports import Clock, Meter, StaleRevision
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
@@ -44,16 +45,13 @@ RULES: Final[dict[str, Roles]] = {
 AUDIT_EVERY_S: Final = 60.0
 """One audit entry for each (caller, code) in this time, however often it is refused."""
 
-Audit = Callable[[str, str, str, str], Awaitable[None]]
-"""(actor, action, subject, outcome)"""
-
 log: Final = structlog.get_logger("shoal.coordinator.api")
 
 
 class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Checks region, role and validity of the caller's certificate; turns refusals into statuses."""
 
-    def __init__(self, region: str, clock: Clock, meter: Meter, audit: Audit) -> None:
+    def __init__(self, region: str, clock: Clock, meter: Meter, audit: AuditTrail) -> None:
         self._region = region
         self._clock = clock
         self._meter = meter
@@ -95,10 +93,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if len(self._audited) > 10_000:
             self._audited.clear()
         self._audited[actor, refusal.code] = now
-        try:
-            await self._audit(actor, method.rsplit("/", 1)[-1], "", str(refusal.code))
-        except ShoalError as error:
-            log.error("audit entry dropped", code=error.code)
+        await self._audit.note(actor, method.rsplit("/", 1)[-1], "", str(refusal.code))
 
 
 class _Call:

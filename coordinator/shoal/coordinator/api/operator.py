@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from shoal.coordinator.api import views
+from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.controllers import doctor
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
@@ -22,8 +23,9 @@ EVENTS_MOST: Final = 10_000
 
 
 class OperatorService(operator_pb2_grpc.OperatorServicer):
-    def __init__(self, region: Region, enrolment: Enrolment, store: Store, clock: Clock) -> None:
+    def __init__(self, region: Region, enrolment: Enrolment, store: Store, clock: Clock, audit: AuditTrail) -> None:
         self._region = region
+        self._audit = audit
         self._enrolment = enrolment
         self._store = store
         self._clock = clock
@@ -60,7 +62,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         )
         outcome = "stale" if applied.stale else "refused" if applied.planned.problems else "applied"
         names = ", ".join(f"{change.kind} {change.name}" for change in applied.planned.documents)
-        await self._region.events.audit(actor, "Apply", names, outcome)
+        await self._audit.note(actor, "Apply", names, outcome)
         return operator_pb2.ApplyReply(
             problems=[views.problem_view(problem) for problem in applied.planned.problems],
             plan=views.plan_view(applied.planned, self._clock.wall()),
@@ -97,7 +99,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 revision = await self._region.workloads.delete(DocumentKey(KINDS[kind], request.name), actor)
             case _:
                 raise _unknown_kind(request.kind, (*KINDS, "node", "token"))
-        await self._region.events.audit(actor, "Delete", f"{request.kind} {request.name}", "deleted")
+        await self._audit.note(actor, "Delete", f"{request.kind} {request.name}", "deleted")
         return operator_pb2.DeleteReply(revision=revision)
 
     async def Explain(self, request: operator_pb2.ExplainRequest, context: Any) -> operator_pb2.ExplainReply:
@@ -114,7 +116,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
         actor = identity_of_context(context).uri
         await self._region.fleet.cordon(request.node, request.cordoned, actor)
-        await self._region.events.audit(actor, "Cordon", request.node, "cordoned" if request.cordoned else "uncordoned")
+        await self._audit.note(actor, "Cordon", request.node, "cordoned" if request.cordoned else "uncordoned")
         state = self._region.fleet.fleet.nodes[request.node]
         return operator_pb2.CordonReply(
             node=views.node_view(
@@ -140,7 +142,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         created = await self._enrolment.create(request.role, request.name, request.valid_s, actor)
         if request.role == BEARER:
             await self._region.workloads.load_credentials()
-        await self._region.events.audit(actor, "CreateToken", created.id, f"{request.role} {request.name}".strip())
+        await self._audit.note(actor, "CreateToken", created.id, f"{request.role} {request.name}".strip())
         return operator_pb2.CreateTokenReply(id=created.id, token=created.text, expires_at=created.expires_at)
 
     async def Doctor(self, request: operator_pb2.DoctorRequest, context: Any) -> operator_pb2.DoctorReply:

@@ -9,7 +9,7 @@ from typing import Final
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import Event, EventLog
-from shoal.coordinator.ports import Authority, Clock, Ids, Meter, StaleRevision, Store, Transaction
+from shoal.coordinator.ports import Authority, Clock, Ids, Meter, StaleRevision, Store
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -119,8 +119,8 @@ class Enrolment:
         puts = {TOKENS + sha256: records.dump(token)}
         if role == BEARER:
             puts[CREDENTIALS + sha256] = records.dump(Credential(name, sha256, token.expires_at))
-        entries = self._events.entries([Event("TOKEN_CREATED", token.id, f"{role} {name or '(any name)'}", actor)])
-        await self._store.commit(Transaction({**puts, **entries.puts}, entries.deletes, expect={TOKENS + sha256: 0}))
+        event = Event("TOKEN_CREATED", token.id, f"{role} {name or '(any name)'}", actor)
+        await self._events.commit(puts, expect={TOKENS + sha256: 0}, events=[event])
         return CreatedToken(token.id, text, token.expires_at)
 
     async def redeem(self, text: str, csr_pem: bytes, name: str, *, peer: str) -> Redeemed:
@@ -132,7 +132,9 @@ class Enrolment:
         bucket = self._bucket(peer)
         if not bucket.allows(self._clock.now()):
             self._meter.count("enrolment_refused", code=Code.OVERLOADED)
-            raise refuse(Code.OVERLOADED, "too many failed redemptions", f"{GUESSES_PER_S:g} a second", "wait a minute")
+            raise refuse(
+                Code.OVERLOADED, "too many failed redemptions", f"{GUESSES_PER_S:g} a second", "wait a few seconds"
+            )
         try:
             return await self._redeem(text, csr_pem, name, peer)
         except ShoalError as error:
@@ -151,9 +153,9 @@ class Enrolment:
         """A token that is gone is redeemed no more; a bearer token stops at once. Raises ShoalError(NOT_FOUND)."""
         for token in await self.tokens():
             if token.id == token_id:
-                entries = self._events.entries([Event("TOKEN_DELETED", token.id, token.role, actor)])
                 keys = (TOKENS + token.sha256, CREDENTIALS + token.sha256)
-                return await self._store.commit(Transaction(entries.puts, (*entries.deletes, *keys)))
+                event = Event("TOKEN_DELETED", token.id, token.role, actor)
+                return await self._events.commit({}, deletes=keys, events=[event])
         raise refuse(Code.NOT_FOUND, f"token {token_id!r:.40}", "one of `shoal get tokens`", "look the id up there")
 
     async def expiry_of(self, role: Role, name: str) -> Wall | None:
@@ -199,15 +201,14 @@ class Enrolment:
             csr_pem, role, name, hosts=(peer,) if peer else (), lifetime_s=LIFETIME_S[role], wall=wall
         )
         uri = uri_of(self._region, role, name)
-        entries = self._events.entries([Event("ENROLLED", uri, f"serial {issued.serial}, with token {token.id}", uri)])
+        event = Event("ENROLLED", uri, f"serial {issued.serial}, with token {token.id}", uri)
         puts = {
             key: records.dump(replace(token, used_at=wall, used_by=uri)),
             identity_key: records.dump(IdentityRecord(uri, issued.serial, issued.not_after, token.id)),
-            **entries.puts,
         }
         expect = {key: record.revision, identity_key: taken.revision if taken else 0}
         try:
-            await self._store.commit(Transaction(puts, entries.deletes, expect))
+            await self._events.commit(puts, expect=expect, events=[event])
         except StaleRevision:
             return await self._redeem(text, csr_pem, name, peer)  # the other one won: now it has a reason of its own
         return Redeemed(role, name, issued.pem, self._authority.ca_pem)
@@ -233,7 +234,7 @@ class _Bucket:
 
     def spend(self, now: Elapsed) -> None:
         self._fill(now)
-        self._level -= 1
+        self._level = max(0.0, self._level - 1)
 
     def is_full(self, now: Elapsed) -> bool:
         self._fill(now)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.ports import Clock, Compacted, Store, Transaction
+from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 
@@ -86,6 +87,28 @@ class EventLog:
                 deletes.append(_key(EVENTS, sequence - self._kept))
         return Entries(puts, tuple(deletes))
 
+    async def commit(
+        self,
+        puts: Mapping[str, bytes],
+        *,
+        deletes: tuple[str, ...] = (),
+        expect: Mapping[str, int] | None = None,
+        events: Iterable[Event] = (),
+    ) -> int:
+        """A transaction with its events. On a full disk a mere delete goes without them: it is the way out.
+
+        Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE).
+        """
+        entries = self.entries(events)
+        try:
+            return await self._store.commit(
+                Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect or {})
+            )
+        except ShoalError as error:
+            if error.code is not Code.STORE_FULL or puts or not deletes:
+                raise
+        return await self._store.commit(Transaction(deletes=deletes, expect=expect or {}))
+
     async def write(self, *events: Event) -> None:
         """On their own. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
         entries = self.entries(events)
@@ -104,7 +127,8 @@ class EventLog:
             raise
 
     async def past(self, after: int, limit: int) -> tuple[Event, ...]:
-        found = await self._store.scan(EVENTS, after=_key(EVENTS, after), limit=limit)
+        """The newest `limit` events after number `after`, oldest first."""
+        found = await self._store.scan(EVENTS, after=_key(EVENTS, max(after, self._next - 1 - limit)))
         return tuple(records.load(Event, record.value) for record in found)
 
     async def follow(self, after: int) -> AsyncIterator[Event]:

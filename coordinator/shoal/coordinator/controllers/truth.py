@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import Event, EventLog
-from shoal.coordinator.ports import Ids, Meter, Store, Transaction
+from shoal.coordinator.ports import Ids, Meter, Store
 from shoal.types.assignment import Version
 from shoal.types.codes import Code, ShoalError, refuse
 
@@ -56,9 +56,9 @@ class Truth:
     async def open_history(self, why: str) -> None:
         """From now on generations mean something new: agents accept lower ones, and stop nothing for it."""
         record = replace(self._record, history=self._ids.name("history"))
-        entries = self._events.entries([Event("HISTORY_OPENED", record.history, why)])
-        self._revision = await self._store.commit(
-            Transaction({KEY: records.dump(record), **entries.puts}, entries.deletes, {KEY: self._revision})
+        event = Event("HISTORY_OPENED", record.history, why)
+        self._revision = await self._events.commit(
+            {KEY: records.dump(record)}, expect={KEY: self._revision}, events=[event]
         )
         self._record = record
 
@@ -82,14 +82,8 @@ class Truth:
         events: Iterable[Event] = (),
     ) -> int:
         """Fenced, with its events in the same transaction. Raises StaleRevision, ShoalError(STORE_FULL | ..)."""
-        entries = self._events.entries(events)
-        return await self._store.commit(
-            Transaction(
-                {**puts, **entries.puts},
-                (*deletes, *entries.deletes),
-                {**(expect or {}), KEY: self._revision},
-            )
-        )
+        fenced = {**(expect or {}), KEY: self._revision}
+        return await self._events.commit(puts, deletes=deletes, expect=fenced, events=events)
 
     async def note(self, *events: Event) -> None:
         """Events about what was not written: dropped and counted when the store cannot take them."""

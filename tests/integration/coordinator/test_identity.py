@@ -1,0 +1,525 @@
+"""Who gets in: rows A01, A02, A06, A07 and A14, against a real coordinator process."""
+
+import base64
+import datetime
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+
+from harness.coordinator import REGION, Coordinator, channel, operator
+from harness.wait import wait_until
+from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.identity.authority import FileAuthority
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Node, Role
+from shoal.types.link import Hello
+from shoal.types.units import Bytes, Seconds, Wall
+from shoal.v1 import (
+    artifacts_pb2,
+    artifacts_pb2_grpc,
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    link_pb2,
+    link_pb2_grpc,
+    operator_pb2_grpc,
+)
+from shoal.v1 import operator_pb2 as api
+from shoal.wire import nouns
+from shoal.wire.enrol import Enrolled, new_key, redeem, request_pem
+from shoal.wire.identity import dns_of, identity_of_pem
+from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
+from shoal.wire.status import refusal_of
+from shoal.wire.token import parse_join_token
+
+UNLIMITED = 2**31 - 1
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
+    running.start()
+    yield running
+    assert running.end() == 0, "the process must outlive every attack"
+
+
+@pytest.fixture(scope="module")
+def admin(coordinator: Coordinator) -> Enrolled:
+    folder = Path(coordinator.ready["operator_dir"])
+    read = {name: (folder / f"{name}.pem").read_bytes() for name in ("cert", "key", "ca")}
+    assert all((folder / f"{name}.pem").stat().st_mode & 0o077 == 0 for name in read), "only their owner reads them"
+    return Enrolled(REGION, Role.OPERATOR, "admin", read["cert"], read["ca"], "", "", read["key"])
+
+
+def token(coordinator: Coordinator, admin: Enrolled, role: str, name: str = "", valid_s: float = 60.0) -> str:
+    request = api.CreateTokenRequest(role=role, name=name, valid_s=valid_s)
+    text: str = operator(coordinator.link, admin).CreateToken(request, timeout=10).token
+    return text
+
+
+def refusal(call: Callable[[], Any]) -> Refusal:
+    """Why a call was refused."""
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    return refusal_of(error.value)
+
+
+def audited(coordinator: Coordinator, admin: Enrolled) -> list[str]:
+    checks = operator(coordinator.link, admin).Doctor(api.DoctorRequest(), timeout=10).checks
+    return [check.name for check in checks if check.component == "audit" and check.ok]
+
+
+def hello(name: str, role: Role = Role.AGENT, region: str = REGION) -> link_pb2.FromAgent:
+    node = Node(
+        name, region, role, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "127.0.0.1:1", "127.0.0.1:2",
+        "127.0.0.1:3", "127.0.0.1:4", "boot-1",
+    )  # fmt: skip
+    return nouns.from_agent_to_wire(Hello(node, f"nonce-{name}", None, 1, Wall(SystemClock().wall())))
+
+
+# A01
+
+
+def test_a01_an_expired_certificate_is_refused_on_a_new_connection(coordinator: Coordinator) -> None:
+    now = SystemClock().wall()
+    old = coordinator.certificate(Role.OPERATOR, "late", valid_s=60.0, wall=Wall(now - 3600))
+    with pytest.raises(grpc.RpcError):
+        operator(coordinator.link, old).WhoAmI(api.WhoAmIRequest(), timeout=5)
+
+
+@pytest.mark.parametrize("role", [Role.AGENT, Role.OPERATOR])
+def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator: Coordinator, role: Role) -> None:
+    clock = SystemClock()
+    short = coordinator.certificate(role, f"short-{role}", valid_s=3.0)
+    ends = identity_of_pem(short.certificate_pem).not_after
+    with channel(coordinator.link, short) as opened:
+        if role is Role.AGENT:
+            said = threading.Event()
+
+            def messages() -> Iterator[link_pb2.FromAgent]:
+                yield hello(f"short-{role}")
+                said.wait(30)
+
+            stream = link_pb2_grpc.AgentLinkStub(opened).Session(messages())
+            assert next(stream).HasField("welcome")
+        else:
+            stream = operator(coordinator.link, short).Events(api.EventsRequest(follow=True))
+            next(stream)
+        why = refusal(lambda: [None for _ in stream])
+        assert why.code is Code.CERT_EXPIRED
+        assert -0.1 <= clock.wall() - ends <= 1.0
+        if role is Role.AGENT:
+            said.set()
+            again = link_pb2_grpc.AgentLinkStub(opened).Session(iter([hello(f"short-{role}")]))
+            assert refusal(lambda: next(again)).code is Code.CERT_EXPIRED
+
+
+def test_a01_validity_is_checked_per_call(coordinator: Coordinator) -> None:
+    short = coordinator.certificate(Role.OPERATOR, "brief", valid_s=2.0)
+    stub = operator(coordinator.link, short)
+    assert stub.WhoAmI(api.WhoAmIRequest(), timeout=5).name == "brief"
+    found = wait_until(
+        lambda: _expired(lambda: stub.WhoAmI(api.WhoAmIRequest(), timeout=5)), 6.0, "the same connection refuses"
+    )
+    assert found.code is Code.CERT_EXPIRED
+    assert found.remedy
+
+
+def _expired(call: Callable[[], Any]) -> Refusal | None:
+    try:
+        call()
+    except grpc.RpcError as error:
+        return refusal_of(error)
+    return None
+
+
+# A02
+
+
+def strangers(tmp_path: Path, coordinator: Coordinator) -> dict[str, Enrolled]:
+    """Certificates that look right and that this region's CA did not sign."""
+    clock = SystemClock()
+    wall = clock.wall()
+    other = FileAuthority.open(tmp_path / "other", REGION, wall=wall, may_create=True)
+    foreign = FileAuthority.open(tmp_path / "foreign", "us", wall=wall, may_create=True)
+    own = coordinator.authority()
+    leaf = own.enrol_self(Role.OPERATOR, "leaf", lifetime_s=Seconds(600), wall=wall)
+    key = new_key()
+    return {
+        "another CA": other.enrol_self(Role.OPERATOR, "root", lifetime_s=Seconds(600), wall=wall),
+        "another region's CA": foreign.enrol_self(Role.OPERATOR, "root", lifetime_s=Seconds(600), wall=wall),
+        "self-signed": _signed_by(key, key, "root", issuer="root"),
+        "signed by a leaf": _by_leaf(leaf),
+    }
+
+
+def _by_leaf(leaf: Enrolled) -> Enrolled:
+    """A certificate signed with the key of an ordinary one, sent with it as its chain."""
+    signer = serialization.load_pem_private_key(leaf.key_pem, password=None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    mine = _signed_by(new_key(), signer, "root", issuer="leaf")
+    chain = mine.certificate_pem + leaf.certificate_pem
+    return Enrolled(REGION, Role.OPERATOR, "root", chain, leaf.ca_pem, "", "", mine.key_pem)
+
+
+def _signed_by(
+    key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, name: str, *, issuer: str
+) -> Enrolled:
+    now = datetime.datetime.fromtimestamp(SystemClock().wall(), datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(minutes=10))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"shoal://{REGION}/operator/{name}")]),
+            critical=False,
+        )
+        .sign(signer, hashes.SHA256())
+    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Enrolled(REGION, Role.OPERATOR, name, certificate.public_bytes(serialization.Encoding.PEM), b"", "", "", pem)
+
+
+def test_a02_certificates_that_this_ca_did_not_sign_get_nowhere(
+    coordinator: Coordinator, admin: Enrolled, tmp_path: Path
+) -> None:
+    """Refused in the handshake, below where a code can travel; an honest caller is served all the while."""
+    for what, stranger in strangers(tmp_path, coordinator).items():
+        with channel(coordinator.link, stranger, ca=admin.ca_pem) as opened:
+            for _ in range(2):
+                with pytest.raises(grpc.RpcError) as refused:
+                    operator_pb2_grpc.OperatorStub(opened).WhoAmI(api.WhoAmIRequest(), timeout=3)
+                assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), what
+        assert operator(coordinator.link, admin).WhoAmI(api.WhoAmIRequest(), timeout=5).name == "admin"
+
+
+def test_a02_no_certificate_and_the_wrong_role_get_nowhere(coordinator: Coordinator, admin: Enrolled) -> None:
+    plain = grpc.ssl_channel_credentials(admin.ca_pem)
+    options = channel_options(LINK_BYTES, server_name=dns_of(REGION, Role.COORDINATOR, "coordinator"))
+    with grpc.secure_channel(coordinator.link, plain, options) as opened, pytest.raises(grpc.RpcError):
+        link_pb2_grpc.AgentLinkStub(opened).Session(iter([])).next()
+    agent = coordinator.certificate(Role.AGENT, "curious")
+    assert (
+        refusal(lambda: operator(coordinator.link, agent).WhoAmI(api.WhoAmIRequest(), timeout=5)).code
+        is Code.ROLE_DENIED
+    )
+    viewer = coordinator.certificate(Role.VIEWER, "reader")
+    assert operator(coordinator.link, viewer).WhoAmI(api.WhoAmIRequest(), timeout=5).role == "viewer"
+    denied = refusal(lambda: operator(coordinator.link, viewer).Apply(api.ApplyRequest(), timeout=5))
+    assert denied.code is Code.ROLE_DENIED
+
+
+def test_a_node_speaks_for_itself_only(coordinator: Coordinator) -> None:
+    agent = coordinator.certificate(Role.AGENT, "honest")
+    for lie in (hello("other"), hello("honest", Role.GATEWAY), hello("honest", region="us")):
+        with channel(coordinator.link, agent) as opened:
+            stream = link_pb2_grpc.AgentLinkStub(opened).Session(iter([lie]))
+            assert refusal(lambda s=stream: next(s)).code is Code.NODE_MISMATCH
+
+
+# A06
+
+
+def test_a06_one_of_a_hundred_redemptions_at_once_succeeds(coordinator: Coordinator, admin: Enrolled) -> None:
+    text = token(coordinator, admin, "agent", "edge-1")
+    key = new_key()
+    request = enrolment_pb2.RedeemRequest(token=text, csr_pem=request_pem(key, "edge-1").decode(), name="edge-1")
+    with enrolment(coordinator, admin) as opened, ThreadPoolExecutor(50) as pool:
+        stub = enrolment_pb2_grpc.EnrolmentStub(opened)
+        outcomes = list(pool.map(lambda _: _outcome(lambda: stub.Redeem(request, timeout=30)), range(100)))
+    won = [outcome for outcome in outcomes if not isinstance(outcome, Refusal)]
+    assert len(won) == 1
+    assert identity_of_pem(won[0].certificate_pem.encode()).uri == f"shoal://{REGION}/agent/edge-1"
+    codes = {outcome.code for outcome in outcomes if isinstance(outcome, Refusal)}
+    # The first twenty failures are told why; then the address has to slow down.
+    assert codes <= {Code.TOKEN_USED, Code.OVERLOADED}
+    assert Code.TOKEN_USED in codes
+
+
+def test_a06_used_expired_foreign_and_guessed_tokens(coordinator: Coordinator, admin: Enrolled, tmp_path: Path) -> None:
+    used = token(coordinator, admin, "agent", "edge-2")
+    wait_until(lambda: redeem(coordinator.enrol, used, "edge-2"), 60, "the address may try again")
+    assert refused_redemption(coordinator, used, "edge-2") is Code.TOKEN_USED
+    brief = token(coordinator, admin, "agent", "edge-3", valid_s=0.05)
+    assert refused_redemption(coordinator, brief, "edge-3") is Code.TOKEN_EXPIRED
+    bound = token(coordinator, admin, "agent", "edge-4")
+    assert refused_redemption(coordinator, bound, "edge-5") is Code.TOKEN_INVALID
+    assert redeem_when_allowed(coordinator, bound, "edge-4").role is Role.AGENT, "a wrong name does not burn it"
+    bearer = token(coordinator, admin, "bearer", "shop")
+    assert not bearer.startswith("shoal-join")
+    parsed = parse_join_token(bound)
+    guess = f"shoal-join.{REGION}.{parsed.ca_sha256}.{'A' * 27}"
+    assert refused_redemption(coordinator, guess, "edge-6") is Code.TOKEN_INVALID
+    foreign = f"shoal-join.us.{parsed.ca_sha256}.{parsed.secret}"
+    with enrolment(coordinator, admin) as opened:
+        request = enrolment_pb2.RedeemRequest(token=foreign, csr_pem=request_pem(new_key(), "x").decode(), name="x")
+        assert (
+            answered(lambda: enrolment_pb2_grpc.EnrolmentStub(opened).Redeem(request, timeout=10)) is Code.TOKEN_INVALID
+        )
+
+
+def test_a06_an_unbound_token_takes_no_name_that_is_taken(coordinator: Coordinator, admin: Enrolled) -> None:
+    redeem_when_allowed(coordinator, token(coordinator, admin, "agent", "mine"), "mine")
+    free = token(coordinator, admin, "agent")
+    assert refused_redemption(coordinator, free, "mine") is Code.CONFLICT
+    assert redeem_when_allowed(coordinator, free, "yours").name == "yours"
+
+
+def test_a06_guessing_is_slowed_down_and_leaves_one_trace(coordinator: Coordinator, admin: Enrolled) -> None:
+    """Thousands of guesses: none gets in, few reach the store, one audit entry tells of them."""
+    parsed = parse_join_token(token(coordinator, admin, "agent", "prize"))
+    before = audit_entries(coordinator, admin)
+    csr = request_pem(new_key(), "prize").decode()
+    with enrolment(coordinator, admin) as opened, ThreadPoolExecutor(8) as pool:
+        stub = enrolment_pb2_grpc.EnrolmentStub(opened)
+
+        def guess(number: int) -> Refusal:
+            secret = f"{number:027d}"
+            text = f"shoal-join.{REGION}.{parsed.ca_sha256}.{secret}"
+            request = enrolment_pb2.RedeemRequest(token=text, csr_pem=csr, name="prize")
+            return refusal(lambda: stub.Redeem(request, timeout=30))
+
+        codes = [found.code for found in pool.map(guess, range(2000))]
+    assert set(codes) <= {Code.TOKEN_INVALID, Code.OVERLOADED}
+    assert codes.count(Code.TOKEN_INVALID) < 100
+    assert audit_entries(coordinator, admin) - before <= 3
+
+
+def audit_entries(coordinator: Coordinator, admin: Enrolled) -> int:
+    (name,) = audited(coordinator, admin)
+    return int(name.split()[0])
+
+
+def enrolment(coordinator: Coordinator, admin: Enrolled) -> grpc.Channel:
+    server = dns_of(REGION, Role.COORDINATOR, "coordinator")
+    options = channel_options(ENROL_BYTES, server_name=server)
+    return grpc.secure_channel(coordinator.enrol, grpc.ssl_channel_credentials(admin.ca_pem), options)
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except grpc.RpcError as error:
+        return refusal_of(error)
+
+
+def answered(call: Callable[[], Any]) -> Code:
+    """The code of a refusal, once the address may be answered at all."""
+
+    def attempt() -> Code | None:
+        code = refusal(call).code
+        return code if code is not Code.OVERLOADED else None
+
+    return wait_until(attempt, 60, "an answer beyond OVERLOADED")
+
+
+def refused_redemption(coordinator: Coordinator, text: str, name: str) -> Code:
+    """The code, once the address may be answered at all."""
+
+    def attempt() -> Code | None:
+        try:
+            redeem(coordinator.enrol, text, name)
+        except ShoalError as error:
+            return error.code if error.code is not Code.OVERLOADED else None
+        raise AssertionError("it was redeemed")
+
+    return wait_until(attempt, 60, "an answer beyond OVERLOADED")
+
+
+def redeem_when_allowed(coordinator: Coordinator, text: str, name: str) -> Enrolled:
+    return wait_until(lambda: redeem(coordinator.enrol, text, name), 60, "a redemption beyond OVERLOADED")
+
+
+# A07
+
+
+def greedy() -> dict[str, bytes]:
+    """Signing requests that ask for more than a certificate for `edge-7`."""
+    key = new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edge-7")])
+
+    def build(signer: Any = key, name: x509.Name = subject, *extensions: x509.ExtensionType) -> bytes:
+        builder = x509.CertificateSigningRequestBuilder().subject_name(name)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    good = build()
+    other = request_pem(new_key(), "edge-7")
+    return {
+        "a CA": build(key, subject, x509.BasicConstraints(ca=True, path_length=None)),
+        "another role": build(
+            key,
+            subject,
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"shoal://{REGION}/operator/root")]),
+        ),
+        "more names": build(
+            key, subject, x509.SubjectAlternativeName([x509.DNSName("coordinator.coordinator.eu.shoal")])
+        ),
+        "another name": build(key, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")])),
+        "more attributes": build(
+            key, x509.Name([*subject, x509.NameAttribute(NameOID.ORGANIZATION_NAME, "operators")])
+        ),
+        "a weak key": build(rsa.generate_private_key(65537, 1024)),
+        "an RSA key": build(rsa.generate_private_key(65537, 2048)),
+        "another curve": build(ec.generate_private_key(ec.SECP384R1())),
+        "a broken signature": _mixed(good, other),
+        "no request": b"hello",
+        "too much": good + b"\n" * 10_000,
+    }
+
+
+def _mixed(one: bytes, other: bytes) -> bytes:
+    """The body of one request with the signature of another."""
+    body = x509.load_pem_x509_csr(one)
+    foreign = x509.load_pem_x509_csr(other)
+    der = bytearray(body.public_bytes(serialization.Encoding.DER))
+    signature = foreign.signature
+    der[-4:] = bytes(byte ^ 1 for byte in signature[-4:])
+    return (
+        b"-----BEGIN CERTIFICATE REQUEST-----\n"
+        + base64.encodebytes(bytes(der))
+        + b"-----END CERTIFICATE REQUEST-----\n"
+    )
+
+
+def test_a07_a_request_that_asks_for_more_is_denied_and_does_not_burn_the_token(
+    coordinator: Coordinator, admin: Enrolled
+) -> None:
+    text = token(coordinator, admin, "agent", "edge-7", valid_s=300)
+    with enrolment(coordinator, admin) as opened:
+        stub = enrolment_pb2_grpc.EnrolmentStub(opened)
+        for what, csr in greedy().items():
+            request = enrolment_pb2.RedeemRequest(token=text, csr_pem=csr.decode(), name="edge-7")
+            assert answered(lambda asked=request: stub.Redeem(asked, timeout=10)) is Code.CSR_DENIED, what
+    enrolled = redeem_when_allowed(coordinator, text, "edge-7")
+    certificate = x509.load_pem_x509_certificate(enrolled.certificate_pem)
+    assert identity_of_pem(enrolled.certificate_pem).uri == f"shoal://{REGION}/agent/edge-7"
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert not constraints.ca
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [f"edge-7.agent.{REGION}.shoal", "localhost"]
+
+
+# A14
+
+
+def test_a14_a_message_over_the_limit_by_a_byte_is_refused(coordinator: Coordinator, admin: Enrolled) -> None:
+    """The limit is on what grpc would have to hold: one byte less passes, and is then refused for what it says."""
+    with channel(coordinator.link, admin, max_bytes=UNLIMITED) as opened:
+        stub = operator_pb2_grpc.OperatorStub(opened)
+
+        def sized(total: int) -> api.GetRequest:
+            request = api.GetRequest(kind="x")
+            request.kind = "x" * (total - (request.ByteSize() + 3 - 1))
+            while request.ByteSize() < total:
+                request.kind += "x"
+            return request
+
+        fits, over = sized(LINK_BYTES), sized(LINK_BYTES + 1)
+        assert (fits.ByteSize(), over.ByteSize()) == (LINK_BYTES, LINK_BYTES + 1)
+        assert refusal(lambda: stub.Get(fits, timeout=20)).code is Code.KIND_UNKNOWN
+        assert refusal(lambda: stub.Get(over, timeout=20)).code is Code.TOO_LARGE
+        agent = coordinator.certificate(Role.AGENT, "bulky")
+        with channel(coordinator.link, agent, max_bytes=UNLIMITED) as linked:
+            large = hello("bulky")
+            large.hello.nonce = "n" * LINK_BYTES
+            stream = link_pb2_grpc.AgentLinkStub(linked).Session(iter([large]))
+            assert refusal(lambda: next(stream)).code is Code.TOO_LARGE
+
+
+def test_a14_compressed_a_thousand_to_one_is_refused_by_what_it_becomes(
+    coordinator: Coordinator, admin: Enrolled
+) -> None:
+    with channel(coordinator.link, admin, max_bytes=UNLIMITED) as opened:
+        before = resident(coordinator)
+        bomb = api.GetRequest(kind="x" * (200 * 2**20))
+        stub = operator_pb2_grpc.OperatorStub(opened)
+        for _ in range(3):
+            call = lambda: stub.Get(bomb, timeout=60, compression=grpc.Compression.Gzip)  # noqa: E731
+            assert refusal(call).code is Code.TOO_LARGE
+        assert resident(coordinator) - before < 64 * 2**20
+
+
+def test_a14_four_gigabytes_declared_and_ten_bytes_sent_cost_nothing(
+    coordinator: Coordinator, admin: Enrolled, tmp_path: Path
+) -> None:
+    """A gRPC frame on a bare HTTP/2 connection whose length says 4 GiB."""
+    before = resident(coordinator)
+    (tmp_path / "cert.pem").write_bytes(admin.certificate_pem)
+    (tmp_path / "key.pem").write_bytes(admin.key_pem)
+    context = ssl.create_default_context(cadata=admin.ca_pem.decode())
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.set_alpn_protocols(["h2"])
+    host, port = coordinator.link.split(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname=dns_of(REGION, Role.COORDINATOR, "coordinator")) as secured,
+    ):
+        secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
+        secured.sendall(_frame(1, 4, 1, _headers("/shoal.v1.Operator/Get")))
+        secured.sendall(_frame(0, 0, 1, b"\0\xff\xff\xff\xff" + b"x" * 10))
+        secured.settimeout(10)
+        answer = b""
+        while b"grpc-status" not in answer and b"8" not in answer[-64:] and len(answer) < 4096:
+            got = secured.recv(4096)
+            if not got:
+                break
+            answer += got
+    assert answer
+    assert resident(coordinator) - before < 32 * 2**20
+    assert operator(coordinator.link, admin).WhoAmI(api.WhoAmIRequest(), timeout=5).name == "admin"
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def _headers(path: str) -> bytes:
+    """HPACK literals without indexing."""
+
+    def literal(name: bytes, value: bytes) -> bytes:
+        return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    fields = [
+        (b":method", b"POST"), (b":scheme", b"https"), (b":path", path.encode()), (b":authority", b"localhost"),
+        (b"content-type", b"application/grpc"), (b"te", b"trailers"),
+    ]  # fmt: skip
+    return b"".join(literal(name, value) for name, value in fields)
+
+
+def test_a14_a_model_that_claims_more_than_it_sends_leaves_nothing(coordinator: Coordinator, admin: Enrolled) -> None:
+    with channel(coordinator.link, admin) as opened:
+        stub = artifacts_pb2_grpc.ArtifactsStub(opened)
+        digest = "sha256:" + "0" * 64
+        claims = artifacts_pb2.PushChunk(head=artifacts_pb2.PushHead(name="m", size=2**42, digest=digest))
+        data = artifacts_pb2.PushChunk(data=b"x" * 10)
+        assert refusal(lambda: stub.Push(iter([claims, data]), timeout=20)).code in (
+            Code.MODEL_TOO_LARGE,
+            Code.DISK_FULL,
+        )
+        small = artifacts_pb2.PushChunk(head=artifacts_pb2.PushHead(name="m", size=100, digest=digest))
+        assert refusal(lambda: stub.Push(iter([small, data]), timeout=20)).code is Code.MODEL_DIGEST
+        assert not list(stub.List(artifacts_pb2.ListModelsRequest(), timeout=5).models)
+    left = [path for path in (coordinator.data / "models").rglob("*") if path.is_file()]
+    assert not left
+
+
+def resident(coordinator: Coordinator) -> int:
+    assert coordinator.process is not None
+    status = Path(f"/proc/{coordinator.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
