@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -23,7 +24,8 @@ _OWN_SIGNALS: Final = frozenset(
 _SIGNAL_NAMES: Final = {number.value: number.name for number in signal.Signals}
 _KEPT_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME")
 """What of the supervisor's environment a worker sees; it may hold secrets."""
-_CRASH_TAIL: Final = 600
+_CALL: Final = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
+_CALLS: Final = 4
 
 
 class WorkerProcess:
@@ -155,8 +157,7 @@ class WorkerProcess:
     def judge(self, *, oom: bool) -> tuple[bool, Refusal]:
         """(whether it fell by its own fault, why it is gone). oom: the kernel killed for memory meanwhile."""
         stack = self._crash.read_text(errors="replace") if self._crash.exists() else ""
-        brief = " | ".join(line.strip() for line in stack.splitlines() if line.strip())[:_CRASH_TAIL]
-        return judge_exit(self.returncode, brief, oom=oom)
+        return judge_exit(self.returncode, brief_stack(stack), oom=oom)
 
     async def _hang_up(self) -> None:
         if self.client is not None:
@@ -214,6 +215,13 @@ def judge_exit(returncode: int | None, crash: str, *, oom: bool) -> tuple[bool, 
     if returncode == EXIT_STUCK:
         return True, Refusal(Code.WORKER_STUCK, "a run went on after it was told to stop", "", remedy)
     return True, Refusal(Code.WORKER_CRASHED, f"exit status {returncode}: {crash}", "", "see the worker's log")
+
+
+def brief_stack(stack: str) -> str:
+    """What faulthandler wrote, in one line: the fault and the innermost calls, without this machine's paths."""
+    lines = stack.splitlines()
+    calls = [f"{name}:{line}" for text in lines for name, line in _CALL.findall(text)]
+    return " < ".join([*lines[:1], *calls[:_CALLS]])
 
 
 EXIT_STUCK: Final = 75

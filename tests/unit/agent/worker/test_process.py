@@ -9,7 +9,7 @@ import pytest
 
 from shoal.agent.worker.messages import LoadOrder, Meters, State, WorkerStatus, from_json, pack, unpack
 from shoal.agent.worker.probe import half_width, read_graph, with_weights
-from shoal.agent.worker.process import EXIT_STUCK, judge_exit, start_time
+from shoal.agent.worker.process import EXIT_STUCK, brief_stack, judge_exit, start_time
 from shoal.types.assignment import Assignment, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource
@@ -38,6 +38,13 @@ def test_judgement(returncode: int | None, crash: str, oom: bool, own_fault: boo
     judged, refusal = judge_exit(returncode, crash, oom=oom)
     assert (judged, refusal.code) == (own_fault, code)
     assert refusal.found
+
+
+def test_a_stack_in_one_line() -> None:
+    stack = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+    stack += '  File "/home/somebody/engine.py", line 53 in run\n  File "service.py", line 118 in _run\n'
+    assert brief_stack(stack) == "Fatal Python error: Segmentation fault < engine.py:53 < service.py:118"
+    assert brief_stack("") == ""
 
 
 def test_start_time_names_a_process() -> None:
