@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
+import grpc.aio
 import h11
 
 from harness.pki import Files

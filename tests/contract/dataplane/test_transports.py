@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from harness.oip import Client, Failed, GrpcClient, RestClient, Tensor, infer_request

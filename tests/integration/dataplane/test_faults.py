@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import socket
+import ssl
 import struct
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +20,11 @@ from harness.crafted import relu
 from harness.history import History, Outcome, Verdict, judge
 from harness.node import FRONT, Node
 from harness.oip import Failed, GrpcClient, Tensor
-from harness.pki import Authority
+from harness.pki import Authority, Files
+from harness.ports import free_ports
 from harness.wait import until
 from shoal.agent.clock import SystemClock
+from shoal.agent.core.routing import Limits
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError
@@ -508,3 +512,55 @@ async def test_identities_end_on_open_connections_and_tokens_count(
         for client in clients:
             await client.close()
         await node.stop()
+
+
+async def test_what_cannot_wait_is_told_when_to_come_back(
+    tmp_path: Path, authority: Authority, relu_file: Path
+) -> None:
+    node = Node("n1", authority, tmp_path / "n1")
+    (metrics_port,) = free_ports(1)
+    node.config = replace(node.config, limits=Limits(per_replica=4), metrics_port=metrics_port)
+    node.front = FrontProcess(node.config, FRONT, SystemClock())
+    operator = authority.issue(Role.OPERATOR, "ops")
+    client: GrpcClient | None = None
+    try:
+        await node.start()
+        await node.load("a1", KEY, relu_file)
+        await node.configure()
+        client = node.grpc(authority.issue(Role.TENANT, "acme"))
+        await connected(node, client, "a1")
+        pid = pid_of(node, "a1")
+        os.kill(pid, signal.SIGSTOP)
+        history = History()
+        waiting = [asyncio.create_task(ask(client, history, number)) for number in range(1, 5)]
+        await until(lambda: _more(node, "a1", 4), 10, "the queue is full")
+        x = Tensor("x", "FP32", (1, 4), bytes(16))
+        for way in (client, node.rest(authority.issue(Role.TENANT, "acme"))):
+            with pytest.raises(Failed) as full:
+                await way.infer("relu", (x,), timeout=5)
+            assert (full.value.status, full.value.code) in {("UNAVAILABLE", Code.OVERLOADED), (503, Code.OVERLOADED)}
+            assert int(full.value.retry_after_ms) > 0
+        text = await asyncio.to_thread(scrape, metrics_port, operator)
+        assert 'shoal_front_refusals_total{code="OVERLOADED"} 2.0' in text
+        assert "shoal_front_in_flight 4.0" in text
+        os.kill(pid, signal.SIGCONT)
+        await asyncio.gather(*waiting)
+        verdict = judge([history], answer_of)
+        assert (verdict.lost, verdict.violations) == (0, ()), verdict
+        (ingress,) = (await node.front.stats()).ingress
+        assert (ingress.refused, ingress.lost) == (2, 0)
+        assert ingress.requests == ingress.answered + 2
+    finally:
+        if client is not None:
+            await client.close()
+        await node.stop()
+
+
+def scrape(port: int, files: Files) -> str:
+    """The metrics page, which asks for a certificate."""
+    strict = ssl.create_default_context(cafile=str(files.authority))
+    with pytest.raises((ssl.SSLError, OSError)):
+        urllib.request.urlopen(f"https://localhost:{port}/metrics", context=strict, timeout=5)
+    strict.load_cert_chain(files.certificate, files.key)
+    with urllib.request.urlopen(f"https://localhost:{port}/metrics", context=strict, timeout=5) as page:
+        return str(page.read().decode())

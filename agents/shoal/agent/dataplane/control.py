@@ -27,7 +27,7 @@ LOCK: Final = "front.lock"
 class FrontConfig:
     """How a front is started; for as long as it lives.
 
-    node, region, role: of this agent, as in its certificate. host: address to listen on. The ports are real ones (the
+    node, region: of this agent, as in its certificate. host: address to listen on. The ports are real ones (the
     supervisor has reserved them). run_dir: where its socket, lock and record lie (0700). metrics_port: None for no
     endpoint of its own. orphan_after_s: it ends when no supervisor has been connected for so long.
     """

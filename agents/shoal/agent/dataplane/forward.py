@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
+import grpc.aio
 
 from shoal.agent.dataplane.grpc import SERVICE
 from shoal.agent.dataplane.transport import (

@@ -5,9 +5,10 @@ as the bytes that they are; only the small calls are parsed here.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
+import grpc.aio
 import structlog
 
 from shoal.agent.dataplane.transport import (
@@ -33,7 +34,7 @@ MAX_STREAMS: Final = 256
 _IDENTITIES: Final = 1024
 
 _log = structlog.get_logger(__name__)
-_Context = grpc.aio.ServicerContext[Any, Any]
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcTransport:
