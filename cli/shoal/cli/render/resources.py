@@ -1,5 +1,6 @@
 """Listings: how each kind looks in a table. Emulated devices say so in every row."""
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -240,5 +241,7 @@ _COLUMNS.update(dict.fromkeys(("policies", "tenants", "regions"), _DOCUMENT))
 
 
 def estimate(value: operator_pb2.Estimate, show_one: Callable[[float], str]) -> str:
-    """`mid [low..high]`."""
+    """`mid [low..high]`; `-` where it is not known."""
+    if math.isnan(value.mid):
+        return "-"
     return f"{show_one(value.mid)} [{show_one(value.low)}..{show_one(value.high)}]"
