@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from harness.onnx_models import digest
 from harness.wait import until
 from shoal.agent.clock import SystemClock
+from shoal.agent.frames import FrameClient
 from shoal.agent.ports import Pace, WorkerEvent, WorkerReady, WorkerStats
-from shoal.agent.worker.frames import FrameClient
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.agent.worker.tensors import DATATYPES, to_raw
 from shoal.inference import open_inference_pb2 as oip

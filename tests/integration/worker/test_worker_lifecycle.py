@@ -15,8 +15,8 @@ import pytest
 from harness import onnx_models as models
 from harness.wait import until
 from harness.workers import Pool, infer, kill
+from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
-from shoal.agent.worker.frames import ConnectionLost, FrameClient
 from shoal.agent.worker.pool import PoolOptions
 from shoal.types.codes import Code, ShoalError
 

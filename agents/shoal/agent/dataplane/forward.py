@@ -22,8 +22,8 @@ from shoal.agent.dataplane.transport import (
     TENANT_KEY,
     TlsFiles,
 )
+from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import LocalWorker
-from shoal.agent.worker.frames import ConnectionLost, FrameClient
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role

@@ -26,8 +26,8 @@ from shoal.agent.dataplane.grpc import GrpcTransport
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.transport import TlsFiles, Transport
+from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Clock
-from shoal.agent.worker.frames import FrameServer, Handler, Message
 from shoal.types.units import Seconds
 
 EXIT_TWIN: Final = 75

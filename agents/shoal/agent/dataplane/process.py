@@ -19,8 +19,8 @@ import structlog
 from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig
+from shoal.agent.frames import FrameClient
 from shoal.agent.ports import Clock, FrontStats, LocalWorker
-from shoal.agent.worker.frames import FrameClient
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.route import Route

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
-from shoal.agent.worker.frames import FrameServer
 
 ORPHAN_AFTER_S = 60.0
 

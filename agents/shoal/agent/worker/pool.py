@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 
+from shoal.agent.frames import ConnectionLost, Message
 from shoal.agent.ports import (
     Clock,
     LocalWorker,
@@ -26,7 +27,6 @@ from shoal.agent.ports import (
     WorkerReady,
     WorkerStats,
 )
-from shoal.agent.worker.frames import ConnectionLost, Message
 from shoal.agent.worker.messages import LoadOrder, Meters, Probed, ProbeOrder, State, WorkerStatus, pack, unpack
 from shoal.agent.worker.process import WorkerProcess, oom_kills
 from shoal.types.assignment import Assignment

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from shoal.agent.worker.frames import FrameClient, Push
+from shoal.agent.frames import FrameClient, Push
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse

@@ -18,11 +18,11 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
+from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Pace
 from shoal.agent.worker import isolation
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
 from shoal.agent.worker.engine import Engine, open_engine, read_verified, run_options, warm_up
-from shoal.agent.worker.frames import FrameServer, Handler, Message
 from shoal.agent.worker.messages import Loaded, LoadOrder, ProbeOrder, State, WorkerStatus, pack, unpack
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.pace import device_seconds, elements, turn

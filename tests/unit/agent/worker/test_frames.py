@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.wait import until
-from shoal.agent.worker.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameServer, Message
+from shoal.agent.frames import MAX_HEADER, ConnectionLost, FrameClient, FrameServer, Message
 from shoal.types.codes import Code, ShoalError, refuse
 
 NONCE = "a" * 32
