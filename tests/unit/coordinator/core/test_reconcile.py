@@ -240,6 +240,39 @@ def test_a_full_quota_does_not_break_before_it_makes() -> None:
     assert len(nodes(region)) == 1
 
 
+def test_a_short_silence_costs_nobody_its_place_in_the_quota() -> None:
+    region = Region(node("a"), node("b"), node("c"), flops={"a": 1e11, "b": 2e11, "c": 3e11})
+    region.quotas = {"shop": Quota("shop", replicas=2)}
+    region.intents = (intent("text", where='node.name == "a"'),)
+    region.run(10)
+    region.intents = (*region.intents, intent("faces", replicas=2))
+    region.run(10)
+    before = region.replicas("text"), region.replicas("faces")
+    region.agents["a"].heard = False
+    region.run(30)
+    region.agents["a"].heard = True
+    region.run(10)
+    assert (region.replicas("text"), region.replicas("faces")) == before
+
+
+def test_a_replacement_that_proves_needless_costs_another_workload_nothing() -> None:
+    region = Region(node("a"), node("b"), node("c"), flops={"a": 1e11, "b": 2e11, "c": 3e11})
+    region.quotas = {"shop": Quota("shop", replicas=2)}
+    region.intents = (intent("text", where='node.name == "a"'),)
+    region.run(10)
+    region.intents = (*region.intents, intent("faces", replicas=3))
+    region.run(10)
+    (old,) = region.replicas("text")
+    (faces,) = nodes(region, "faces")
+    region.agents[faces].heard = False
+    region.run(8)
+    assert len(nodes(region, "faces")) == 2
+    region.agents[faces].heard = True
+    region.run(15)
+    assert list(region.replicas("text")) == [old]
+    assert len(nodes(region, "faces")) == 1
+
+
 def test_a_node_that_comes_back_brings_nobody_over_quota() -> None:
     region = Region(node("a"), node("b"), node("c"))
     region.quotas = {"shop": Quota("shop", replicas=2)}

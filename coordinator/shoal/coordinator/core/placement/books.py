@@ -1,15 +1,15 @@
 """What is taken in the region: memory and time of devices, quotas of tenants. Replaced, never changed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, commitments
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Slot
-from shoal.coordinator.core.placement.standing import Standing
+from shoal.coordinator.core.placement.standing import Current, Standing
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent
+from shoal.types.workload import Intent, Quota, WorkloadKey
 
 
 class Held(NamedTuple):
@@ -25,16 +25,25 @@ class Held(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Books:
     """memory: by device, of all assignments whatever becomes of them. busy: share of a device's time that declared
-    traffic takes. By tenant: held, with the replicas of workloads that are not decided yet; decided, without them."""
+    traffic takes. held: by tenant, with the replicas of workloads that are not decided yet."""
 
     memory: Mapping[Slot, Committed]
     busy: Mapping[Slot, float]
     held: Mapping[str, Held]
-    decided: Mapping[str, Held]
 
-    def undecided(self, scope: Scope, intent: Intent, standing: Standing, sign: int) -> "Books":
-        """With (sign 1) or without (-1) a current replica whose workload is not decided yet. Its memory counts always,
-        until it is gone."""
+    def undecided(self, scope: Scope, intent: Intent, current: Current, sign: int) -> "Books":
+        """With (sign 1) or without (-1) the replicas of a workload that is not decided yet. Those that fell keep their
+        share of the quota: a node that is silent for a while must not find it spent. Memory counts until they are gone.
+        """
+        books = self
+        for standing in current.standing:
+            books = books._with_standing(scope, intent, standing, sign)
+        for fallen in current.fallen:
+            held = _plus(books.held, intent.key.tenant, sign, sign * fallen.assignment.memory_bytes)
+            books = replace(books, held=held)
+        return books
+
+    def _with_standing(self, scope: Scope, intent: Intent, standing: Standing, sign: int) -> "Books":
         busy = sign * busy_share(scope, intent, standing.option, intent.require.replicas)
         taken = sign * standing.assignment.memory_bytes
         return replace(
@@ -45,9 +54,7 @@ class Books:
 
     def kept(self, scope: Scope, intent: Intent, standing: Standing) -> "Books":
         """A current replica was decided to stay."""
-        taken = standing.assignment.memory_bytes
-        decided = _plus(self.decided, intent.key.tenant, 1, taken)
-        return replace(self.undecided(scope, intent, standing, 1), decided=decided)
+        return self._with_standing(scope, intent, standing, 1)
 
     def added(self, tenant: str, slot: Slot, memory: Bytes, busy: float) -> "Books":
         """A new replica was decided."""
@@ -55,7 +62,6 @@ class Books:
             memory={**self.memory, slot: self.memory.get(slot, NOTHING).plus(memory, loaded=False)},
             busy={**self.busy, slot: self.busy.get(slot, 0.0) + busy},
             held=_plus(self.held, tenant, 1, memory),
-            decided=_plus(self.decided, tenant, 1, memory),
         )
 
 
@@ -63,14 +69,13 @@ def _plus(held: Mapping[str, Held], tenant: str, replicas: int, memory: int) -> 
     return {**held, tenant: held.get(tenant, Held()).plus(replicas, memory)}
 
 
-def opened(scope: Scope, standings: Iterable[tuple[Intent, tuple[Standing, ...]]]) -> Books:
+def opened(scope: Scope, workloads: Iterable[tuple[Intent, Current]]) -> Books:
     """As the desired sets stand: what runs keeps its place, whatever its priority (nothing is preempted)."""
     inputs = scope.inputs
     memory = {Slot(*slot): committed for slot, committed in commitments(inputs.fleet, inputs.desired).items()}
-    books = Books(memory, {}, {}, {})
-    for intent, current in standings:
-        for standing in current:
-            books = books.undecided(scope, intent, standing, 1)
+    books = Books(memory, {}, {})
+    for intent, current in workloads:
+        books = books.undecided(scope, intent, current, 1)
     return books
 
 
@@ -80,3 +85,26 @@ def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> f
         return 0.0
     rate = scope.replica_rate(intent, replicas)
     return rate * option.prediction.latency_p50_s.mid / max(1, option.device.parallelism)
+
+
+def quota_caps(scope: Scope, workloads: Sequence[tuple[Intent, Current]]) -> Mapping[WorkloadKey, int]:
+    """How many of its current replicas each workload may keep. workloads: by descending rank.
+
+    Where a tenant runs more than its quota (it was lowered, or a lost node came back) the workload of the lowest rank
+    that has more than one gives one up, again and again; last ones are given up only when all have just one.
+    """
+    caps = {intent.key: min(len(current.standing), intent.require.replicas) for intent, current in workloads}
+    for tenant, quota in scope.inputs.quotas.items():
+        mine = [(intent.key, current.standing) for intent, current in workloads if intent.key.tenant == tenant]
+
+        def over(mine: Sequence[tuple[WorkloadKey, tuple[Standing, ...]]] = mine, quota: Quota = quota) -> bool:
+            kept = [each for key, standing in mine for each in standing[: caps[key]]]
+            memory = sum(each.assignment.memory_bytes for each in kept)
+            return (quota.replicas is not None and len(kept) > quota.replicas) or (
+                quota.memory is not None and memory > quota.memory
+            )
+
+        while over():
+            several = [key for key, _ in mine if caps[key] > 1]
+            caps[(several or [key for key, _ in mine if caps[key] > 0])[-1]] -= 1
+    return caps

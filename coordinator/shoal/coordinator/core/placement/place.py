@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterable
 
 from shoal.coordinator.core.placement import explain as why
-from shoal.coordinator.core.placement.books import Books, opened
+from shoal.coordinator.core.placement.books import Books, opened, quota_caps
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Inputs, Plan, Target, WorkloadPlan
 from shoal.coordinator.core.placement.solve import Pick, Solver, memory_needed
-from shoal.coordinator.core.placement.standing import standings
+from shoal.coordinator.core.placement.standing import current_of
 
 
 def place(inputs: Inputs, *, explain: bool = True) -> Plan:
@@ -20,12 +20,15 @@ def place(inputs: Inputs, *, explain: bool = True) -> Plan:
     """
     scope = Scope(inputs)
     intents = sorted(inputs.intents, key=lambda intent: (-intent.priority, intent.key))
-    current = {intent.key: standings(scope, intent) for intent in intents}
-    opening = opened(scope, ((intent, current[intent.key][0]) for intent in intents))
+    current = {intent.key: current_of(scope, intent) for intent in intents}
+    caps = quota_caps(scope, [(intent, current[intent.key]) for intent in intents])
+    opening = opened(scope, ((intent, current[intent.key]) for intent in intents))
     books = opening
     plans = list[WorkloadPlan]()
     for intent in intents:
-        plan, books = _workload(Solver(scope, intent, *current[intent.key], books, opening), explain=explain)
+        plan, books = _workload(
+            Solver(scope, intent, current[intent.key], caps[intent.key], books, opening), explain=explain
+        )
         plans.append(plan)
     return Plan(tuple(plans), _hash(inputs, plans))
 

@@ -11,7 +11,7 @@ from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order
 from shoal.coordinator.core.placement.model import terms_of
 from shoal.coordinator.core.placement.rank import gain, score, tie, values
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical
-from shoal.coordinator.core.placement.standing import Fallen, Standing
+from shoal.coordinator.core.placement.standing import Current, Standing
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Bytes, show_bytes
 from shoal.types.workload import Intent, Limits, Requirements, Spread
@@ -52,22 +52,17 @@ class Level:
 class Solver:
     """One workload against the books of all others."""
 
-    def __init__(
-        self, scope: Scope, intent: Intent, standing: tuple[Standing, ...], fallen: tuple[Fallen, ...], books: Books,
-        opening: Books,
-    ) -> None:  # fmt: skip
-        """books: with all that was decided before this workload. opening: without it."""
-        for each in standing:
-            books = books.undecided(scope, intent, each, -1)
-            opening = opening.undecided(scope, intent, each, -1)
+    def __init__(self, scope: Scope, intent: Intent, current: Current, cap: int, books: Books, opening: Books) -> None:
+        """cap: current replicas that the quota lets stay. books: with all that was decided before. opening: without."""
         self.scope = scope
         self.intent = intent
-        self.standing = standing
-        self.fallen = fallen
-        self.books = books
-        self.opening = opening
+        self.standing = current.standing
+        self.fallen = current.fallen
+        self.cap = cap
+        self.books = books.undecided(scope, intent, current, -1)
+        self.opening = opening.undecided(scope, intent, current, -1)
         self.terms = terms_of(intent)
-        self.broken = tuple(each for each in fallen if each.assignment.id in scope.inputs.broken)
+        self.broken = tuple(each for each in current.fallen if each.assignment.id in scope.inputs.broken)
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
@@ -86,14 +81,12 @@ class Solver:
     def unmoved(self) -> Level | None:
         """The level at which nothing needs deciding: all that is wanted stands, confirmed under the terms of now."""
         require = self.intent.require
-        if len(self.standing) != require.replicas:
+        if not len(self.standing) == require.replicas == self.cap:
             return None
         if not all(self.confirmed(each) and self._still_meets(each, require) for each in self.standing):
             return None
         books = self.books
         for each in self.standing:
-            if self._over_quota(each, books):
-                return None
             books = books.kept(self.scope, self.intent, each)
         picks = tuple(Pick(each.option, each) for each in self.standing)
         return Level(require, self.intent.limits, picks, (), (), books)
@@ -115,11 +108,11 @@ class Solver:
         picks = list[Pick]()
         books = self.books
         while len(picks) < require.replicas:
-            keeps = self._first(staying, picks, require, books)
+            keeps = self._first(staying, picks, require)
             best = None
             if keeps is None:
                 best = self._best(order, picks, require, books)
-                keeps = self._first(yielding, picks, require, books)
+                keeps = self._first(yielding, picks, require)
                 if keeps is not None and best is not None and self._betters(best, keeps, require):
                     keeps = None
             if keeps is not None:
@@ -140,9 +133,8 @@ class Solver:
             else found or self._left_out(option, picks, require, self.books if full else books)
             for option, found in zip(options, faults, strict=True)
         )
-        evicted = tuple(
-            each.assignment.id for each in (*staying, *yielding) if not full and self._over_quota(each, books)
-        )
+        beyond = (*staying, *yielding) if not full and self._capped(picks) else ()
+        evicted = tuple(each.assignment.id for each in beyond)
         return Level(require, limits, tuple(picks), evicted, judged, books)
 
     def confirmed(self, standing: Standing) -> bool:
@@ -164,17 +156,13 @@ class Solver:
         old = values(self.scope, standing.option, self.intent, require.replicas)
         return gain(new, old, self.intent.weights) >= GAIN_LEAST
 
-    def _first(
-        self, current: Sequence[Standing], picks: list[Pick], require: Requirements, books: Books
-    ) -> Standing | None:
-        allowed = (each for each in current if spread_allows(each.option, picks, require))
-        return next((each for each in allowed if not self._over_quota(each, books)), None)
+    def _first(self, current: Sequence[Standing], picks: list[Pick], require: Requirements) -> Standing | None:
+        if self._capped(picks):
+            return None
+        return next((each for each in current if spread_allows(each.option, picks, require)), None)
 
-    def _over_quota(self, standing: Standing, books: Books) -> bool:
-        """May a replica that runs not stay? Its tenant's quota counts it after those of higher priority alone."""
-        tenant = self.intent.key.tenant
-        held = books.decided.get(tenant, Held())
-        return self._quota(held.plus(1, standing.assignment.memory_bytes)) is not None
+    def _capped(self, picks: Sequence[Pick]) -> bool:
+        return sum(pick.keeps is not None for pick in picks) >= self.cap
 
     # -- what may come -----------------------------------------------------------------------------------------------
 

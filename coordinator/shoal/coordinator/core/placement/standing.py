@@ -33,8 +33,16 @@ class Fallen:
     refusal: Refusal
 
 
-def standings(scope: Scope, intent: Intent) -> tuple[tuple[Standing, ...], tuple[Fallen, ...]]:
-    """Assigned and not draining, by node and id."""
+@dataclass(frozen=True, slots=True)
+class Current:
+    """All replicas of a workload that are assigned and not draining, by node and id."""
+
+    standing: tuple[Standing, ...]
+    fallen: tuple[Fallen, ...]
+
+
+def current_of(scope: Scope, intent: Intent) -> Current:
+    """A workload's replicas as they are now."""
     standing, fallen = list[Standing](), list[Fallen]()
     for node, assignment in scope.current.get(intent.key, ()):
         found = _judge(scope, intent, node, assignment)
@@ -42,7 +50,7 @@ def standings(scope: Scope, intent: Intent) -> tuple[tuple[Standing, ...], tuple
             standing.append(found)
         else:
             fallen.append(Fallen(node, assignment, found))
-    return tuple(standing), tuple(fallen)
+    return Current(tuple(standing), tuple(fallen))
 
 
 def _judge(scope: Scope, intent: Intent, node: str, assignment: Assignment) -> Standing | Refusal:
