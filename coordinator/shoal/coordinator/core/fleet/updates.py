@@ -65,8 +65,9 @@ def status_received(
         return fleet, ()
     refusals = check_status(status, known.node, wall)
     good_observed = {each.assignment: each for each in status.observed if check_observed(each) is None}
-    known_observed = {} if status.full else {key: known.observed[key] for key in known.observed.keys() - {*status.gone}}
-    kept = {key: known.observed[key] for key in _refused_keys(status) & known.observed.keys()}
+    known_observed = {} if status.full else {key: known.observed[key] for key in known.observed if key not in status.gone}
+    refused = _refused_keys(status)
+    kept = {key: known.observed[key] for key in known.observed if key in refused}
     state = replace(
         _judged(_heard(known, now, wall), refusals),
         sequence=status.sequence,

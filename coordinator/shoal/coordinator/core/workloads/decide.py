@@ -91,7 +91,7 @@ def _remember(memory: Memory, fleet: Fleet) -> tuple[Remembered, ...]:
     """Warm-up figures by (model, node, device); the newest stay when their replica is gone."""
     known = {each.trial: each for each in memory.measured}
     for state in fleet.nodes.values():
-        for observed in state.observed.values():
+        for _, observed in sorted(state.observed.items()):  # two may be of one trial: in whatever order they came
             if observed.measured is not None:
                 new = Remembered(Trial(observed.model, state.name, observed.device), observed.measured)
                 if repr(known.get(new.trial)) != repr(new):  # NaN is not equal to itself: an unknown joule is no news
