@@ -1,5 +1,6 @@
-"""`python -m shoal.simulator --seed N`: play one run again and print its story."""
+"""`python -m shoal.simulator --seed N`: play one run again and print its story; with `--count`, many runs."""
 
+import os
 import sys
 import traceback
 from time import perf_counter
@@ -7,31 +8,32 @@ from time import perf_counter
 import click
 
 from shoal.simulator.scenario import SCENARIOS, play
+from shoal.simulator.sweep import replay, sweep
 
 TOLD = (
-    "fault.",
-    "storm.",
-    "coordinator.started",
-    "coordinator.died",
-    "agent.started",
-    "agent.died",
-    "process.",
-    "operator.",
-)
+    "fault.", "storm.", "process.", "operator.",
+    "coordinator.started", "coordinator.died", "agent.started", "agent.died",
+)  # fmt: skip
+TOLD_MORE = (*TOLD, "worker.", "link.", "journal.", "front.")
 
 
 @click.command()
 @click.option("--seed", type=int, required=True, help="The run's seed; it decides everything.")
 @click.option("--scenario", type=click.Choice(sorted(SCENARIOS)), default="storm", show_default=True)
+@click.option("--count", type=int, default=0, help="Play so many seeds from --seed on; one line each.")
+@click.option("--jobs", type=int, default=os.cpu_count() or 1, show_default=True)
 @click.option("-v", "--verbose", count=True, help="-v: also workers and links. -vv: every event.")
-def main(seed: int, scenario: str, verbose: int) -> None:
+def main(seed: int, scenario: str, count: int, jobs: int, verbose: int) -> None:
     """Exit status 1 when anything was violated."""
+    sys.exit(_many(range(seed, seed + count), scenario, jobs) if count else _one(seed, scenario, verbose))
+
+
+def _one(seed: int, scenario: str, verbose: int) -> int:
     began = perf_counter()
     outcome = play(seed, SCENARIOS[scenario])
     took = perf_counter() - began
-    told = (*TOLD, "worker.", "link.", "journal.", "front.") if verbose == 1 else TOLD
-    for event in outcome.history.events:
-        if verbose > 1 or event.kind.startswith(told):
+    for event in outcome.events:
+        if verbose > 1 or event.kind.startswith(TOLD_MORE if verbose else TOLD):
             print(event)
     print(f"\nseed {seed}  scenario {scenario}  faults on: {', '.join(outcome.kinds) or 'none'}")
     print(f"struck: {dict(outcome.struck)}  requests: {dict(outcome.counts)}")
@@ -43,7 +45,24 @@ def main(seed: int, scenario: str, verbose: int) -> None:
         traceback.print_exception(outcome.cause)
     for violation in outcome.violations[:20]:
         print(f"VIOLATED  {violation}")
-    sys.exit(1 if outcome.violations else 0)
+    return 1 if outcome.violations else 0
+
+
+def _many(seeds: range, scenario: str, jobs: int) -> int:
+    began = perf_counter()
+    failed, virtual = 0, 0.0
+    for outcome in sweep(seeds, scenario, jobs):
+        virtual += outcome.virtual_s
+        print(f"{outcome.seed} {outcome.digest} {len(outcome.violations)}")
+        if outcome.violations:
+            failed += 1
+            print(f"VIOLATED  {outcome.violations[0]}\n          replay: {replay(outcome)}")
+    took = perf_counter() - began
+    print(
+        f"{len(seeds)} seeds, {failed} failed, {len(seeds) / took:.1f} seeds/s, virtual/real time {virtual / took:.0f}",
+        file=sys.stderr,
+    )
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -302,7 +302,7 @@ class Cluster:
     def _missing_replicas(self, region: Region) -> list[str]:
         """Counted apart from the placement: as many as spread, quota and sound models allow must be ready.
 
-        A replica that the plan does not want may only be there while the plan lacks one: the old stays rather than none.
+        A replica that the plan does not want may only be there while the plan lacks one: the old stays.
         """
         found: list[str] = []
         room = placed = 0
@@ -315,7 +315,13 @@ class Cluster:
             wanted = {target.keeps for target in plan.targets}
             found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
             if plan.refusal is None:
-                found += [f"{name} of {intent.key} is not wanted" for name in sorted(ready - wanted)]
+                assigned = {
+                    each.id
+                    for desired in region.workloads.desired.values()
+                    for each in desired.assignments
+                    if each.workload == intent.key
+                }
+                found += [f"{name} of {intent.key} is not wanted" for name in sorted((ready | assigned) - wanted)]
         if placed != min(room, self.operators.quota):
             found.append(f"{placed} replicas are placed, {min(room, self.operators.quota)} can be")
         return found

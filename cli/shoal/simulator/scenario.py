@@ -16,14 +16,14 @@ from shoal.simulator.faults import KINDS, Kind, Storm
 from shoal.simulator.judge import judge
 from shoal.simulator.loop import Deadlock, Livelock, VirtualLoop, run
 from shoal.simulator.machine import Behaviour, Chip, chip
-from shoal.simulator.world import History, World
+from shoal.simulator.world import Event, World
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
 from shoal.types.units import Bytes
 
 START_S = 60.0
 CONVERGE_S = 150.0
 """Virtual seconds after the last fault: the longest back-off of an assignment (60 s) twice, and room to load."""
-STEADY_S = 6.0
+STEADY_S = 4.0
 """Once converged nothing may start, stop or be decided again for so long."""
 
 
@@ -33,7 +33,7 @@ class Scenario:
 
     name: str
     kinds: tuple[Kind, ...] = KINDS
-    storm_s: tuple[float, float] = (15.0, 40.0)
+    storm_s: tuple[float, float] = (8.0, 25.0)
     datagrams: float = 0.25
     poison: float = 0.25
     agents: tuple[int, int] = (2, 5)
@@ -52,7 +52,8 @@ class Outcome:
     kinds: tuple[str, ...]
     struck: Mapping[str, int]
     counts: Mapping[str, int]
-    history: History = field(compare=False, repr=False)
+    events: tuple[Event, ...] = field(compare=False, repr=False)
+    """The record; empty where many runs are played."""
     cause: BaseException | None = field(compare=False, repr=False)
     """The first exception that the code under test did not handle."""
 
@@ -145,7 +146,7 @@ class _Run:
             kinds=tuple(kind.name for kind in self.storm.kinds),
             struck=dict(sorted(struck.items())),
             counts=dict(sorted(self.cluster.operators.counts.items())),
-            history=history,
+            events=tuple(history.events),
             cause=self.world.first_failure,
         )
 
