@@ -230,8 +230,7 @@ class Supervisor:
             devices=len(self._node.devices),
             adopted=len(self._orphans),
         )
-        for event in (self._unreconciled, self._unconfigured, self._unprobed):
-            event.set()
+        self._unprobed.set()
 
     def _discover(self) -> None:
         for driver in self._drivers:
@@ -268,6 +267,9 @@ class Supervisor:
                 event.set()
 
     async def _reconcile_forever(self) -> None:
+        self._reconcile()
+        # Only now: an adopted front goes on with the workers it knows until they count here too.
+        self._unconfigured.set()
         while True:
             ends_at = self._cut_off_ends_at()
             wait = None if ends_at is None else max(0.0, ends_at - self._clock.now())
