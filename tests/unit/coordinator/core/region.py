@@ -257,6 +257,8 @@ class Agent:
     heard: bool = True
     load_s: float = 2.0
     fail: Code | None = None
+    stuck: set[str] = field(default_factory=set)
+    """Assignments that go on failing."""
     in_flight: int = 0
     since: dict[str, float] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
@@ -276,11 +278,11 @@ class Agent:
             return observed(each, Phase.DRAINING, in_flight=self.in_flight)
         if now - self.since[each.id] < self.load_s:
             return observed(each, Phase.LOADING, gives_up_at=Wall(START + now + 60))
-        if self.fail is not None:
+        if self.fail is not None or each.id in self.stuck:
             self.restarts[each.id] = self.restarts.get(each.id, 0) + 1
             return observed(
-                each, Phase.FAILED, code=self.fail, reason="as told", retry_at=Wall(START + now + 1),
-                restarts=self.restarts[each.id],
+                each, Phase.FAILED, code=self.fail or Code.LOAD_FAILED, reason="as told",
+                retry_at=Wall(START + now + 1), restarts=self.restarts[each.id],
             )  # fmt: skip
         return observed(each, Phase.READY, measured=warm())
 

@@ -189,6 +189,35 @@ def test_a_model_that_fails_everywhere_does_not_tour_the_fleet() -> None:
     assert refusal.code is Code.LOAD_FAILED
 
 
+def test_another_model_is_tried_where_the_first_one_failed() -> None:
+    region = Region(*(node(f"n{index}") for index in range(3)))
+    for agent in region.agents.values():
+        agent.fail = Code.LOAD_FAILED
+    region.intents = (intent(),)
+    region.run(60)
+    for agent in region.agents.values():
+        agent.fail = None
+        agent.stuck = {each.id for each in agent.content.assignments}
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    region.run(20)
+    assert len(region.replicas()) == 1
+    assert len(region.routed("n0")) == 1
+
+
+def test_a_replica_that_was_never_seen_ready_goes_only_when_another_serves() -> None:
+    region = Region(node("a"), node("b"))
+    region.agents["a"].load_s = region.agents["b"].load_s = 5
+    region.intents = (intent(),)
+    region.run(2)
+    (first,) = region.replicas()
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    region.run(5)
+    assert first in region.replicas()
+    region.run(15)
+    assert first not in region.replicas()
+    assert len(region.routed("a")) == 1
+
+
 def test_a_coordinator_that_restarts_changes_nothing_until_the_nodes_had_a_window() -> None:
     region = Region(node("a"), node("b"), node("c"))
     region.intents = (intent(replicas=2),)

@@ -8,7 +8,7 @@ from shoal.coordinator.core.placement.feasible import Fault, Order
 from shoal.coordinator.core.placement.model import Candidate, PlacementChange
 from shoal.coordinator.core.placement.rank import pareto, score, tie, values
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, distance, merged, relaxation, typed
-from shoal.coordinator.core.placement.solve import BROKEN_MOST, Level, Solver
+from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.types.codes import Code, Refusal
 from shoal.types.workload import Relaxation, Spread
 
@@ -146,7 +146,7 @@ def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
     """Why replicas are missing: the first constraint of the candidate that comes nearest."""
     intent = solver.intent
     wanted, placed = level.require.replicas, len(level.picks)
-    if len(solver.broken) >= BROKEN_MOST:
+    if solver.gave_up:
         places = ", ".join(f"{each.node}/{each.assignment.device}" for each in solver.broken)
         return Refusal(solver.broken[0].refusal.code, f"failed on {places}", f"{wanted} replicas", remedy)
     missing = [model.source for model in intent.models if model.digest not in solver.scope.inputs.profiles]

@@ -11,7 +11,7 @@ from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order
 from shoal.coordinator.core.placement.model import terms_of
 from shoal.coordinator.core.placement.rank import gain, score, tie, values
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical
-from shoal.coordinator.core.placement.standing import Current, Standing
+from shoal.coordinator.core.placement.standing import Current, Fallen, Standing
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Bytes, show_bytes
 from shoal.types.workload import Intent, Limits, Requirements, Spread
@@ -137,9 +137,14 @@ class Solver:
         evicted = tuple(each.assignment.id for each in beyond)
         return Level(require, limits, tuple(picks), evicted, judged, books)
 
-    def confirmed(self, standing: Standing) -> bool:
+    def confirmed(self, current: Standing | Fallen) -> bool:
         """Was this replica chosen, or confirmed, under the very terms that hold now?"""
-        return self.scope.inputs.terms.get(standing.assignment.id) == self.terms
+        return self.scope.inputs.terms.get(current.assignment.id) == self.terms
+
+    @property
+    def gave_up(self) -> bool:
+        """Did it fail on so many devices, under the terms of now, that no other is tried?"""
+        return sum(self.confirmed(each) for each in self.broken) >= BROKEN_MOST
 
     # -- what may stay -----------------------------------------------------------------------------------------------
 
@@ -180,7 +185,7 @@ class Solver:
         }
 
     def _best(self, order: Sequence[int], picks: list[Pick], require: Requirements, books: Books) -> Option | None:
-        if len(self.broken) >= BROKEN_MOST:
+        if self.gave_up:
             return None
         kept = {pick.keeps.assignment.id for pick in picks if pick.keeps is not None}
         waiting = {each.option.names for each in self.standing if each.assignment.id not in kept}

@@ -183,9 +183,6 @@ class _Step:
             if silent:
                 return assignment
             return None if idle or self._never_served(assignment) else replace(assignment, draining=True)
-        superseded = full and not silent and assignment.id not in self.broken
-        if superseded and self._never_served(assignment) and (observed is None or observed.phase is not Phase.READY):
-            return None
         return assignment
 
     def _never_served(self, assignment: Assignment) -> bool:
