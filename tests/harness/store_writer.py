@@ -67,7 +67,7 @@ async def fill(root: Path, library: str) -> None:
     disk = ctypes.CDLL(library)
     disk.disk_available.argtypes = [ctypes.c_int64]
     store = await SqliteStore.open(root / "store", reserve_bytes=RESERVE_BYTES)
-    expected: Mapping[str, bytes] = {}
+    expected: dict[str, bytes] = {}
     for number in range(60):
         step = transaction(number)
         await store.commit(step)
@@ -84,7 +84,7 @@ async def fill(root: Path, library: str) -> None:
         try:
             await store.commit(growing)
             report["kept"] += 1
-            now = {**before, **growing.puts}
+            now: Mapping[str, bytes] = {**before, **growing.puts}
         except ShoalError as error:
             report["refused"] += error.code == "STORE_FULL"
             now = before

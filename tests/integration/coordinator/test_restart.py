@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -157,7 +158,7 @@ def test_f13_on_a_full_disk_writes_are_refused_reads_and_deletes_go_on(
     apply(coordinator, "first")
     hog = small_disk / "hog"
     fill(hog)
-    refused = [refusal(lambda name=f"more-{number}": apply(coordinator, name)) for number in range(200)]
+    refused = [refusal(partial(apply, coordinator, f"more-{number}")) for number in range(200)]
     assert refused.count(Code.STORE_FULL) > 100, "the disk was never full"
     assert set(refused) <= {None, Code.STORE_FULL}
     assert "first" in policies(coordinator)

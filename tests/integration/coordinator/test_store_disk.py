@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ async def test_f14_no_acknowledged_write_is_lost_to_a_power_cut(tmp_path: Path, 
     assert acknowledged > COMMITS * 0.9, "the cuts did not reach the end"
 
 
-async def missing(root: Path, fingerprint: str, acknowledged: int, expected: list[dict[str, bytes]]) -> list[str]:
+async def missing(root: Path, fingerprint: str, acknowledged: int, expected: list[Mapping[str, bytes]]) -> list[str]:
     """What a start on this disk would miss or make up."""
     try:
         if open_authority(root).fingerprint != fingerprint and fingerprint:

@@ -48,7 +48,7 @@ AUDIT_EVERY_S: Final = 60.0
 log: Final = structlog.get_logger("shoal.coordinator.api")
 
 
-class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
     """Checks region, role and validity of the caller's certificate; turns refusals into statuses."""
 
     def __init__(self, region: str, clock: Clock, meter: Meter, audit: AuditTrail) -> None:

@@ -192,8 +192,9 @@ def _filter(reply: operator_pb2.GetReply, name: str, tenant: str) -> None:
     """Leaves what has this name and tenant, in whichever list was filled."""
     for field, values in reply.ListFields():
         kept = [value for value in values if _matches(field.name, value, name, tenant)]
-        reply.ClearField(field.name)
-        getattr(reply, field.name).extend(kept)
+        listed = getattr(reply, field.name)
+        del listed[:]
+        listed.extend(kept)
 
 
 def _matches(field: str, value: Any, name: str, tenant: str) -> bool:

@@ -8,7 +8,7 @@ from shoal.coordinator.controllers.enrolment import Token
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.coordinator.core.placement.model import Candidate, Plan, WorkloadPlan
+from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.workloads.model import Wait
 from shoal.policies import Problem
@@ -30,8 +30,8 @@ def refusal_view(refusal: Refusal) -> nouns_pb2.Refusal:
     return nouns_pb2.Refusal(code=refusal.code, found=refusal.found, asked=refusal.asked, remedy=refusal.remedy)
 
 
-def key_view(key: WorkloadKey | None) -> nouns_pb2.WorkloadKey | None:
-    return None if key is None else nouns_pb2.WorkloadKey(tenant=key.tenant, name=key.name)
+def key_view(key: WorkloadKey) -> nouns_pb2.WorkloadKey:
+    return nouns_pb2.WorkloadKey(tenant=key.tenant, name=key.name)
 
 
 def event_view(event: Event) -> operator_pb2.Event:
@@ -43,7 +43,7 @@ def event_view(event: Event) -> operator_pb2.Event:
         message=event.message,
         actor=event.actor,
         node=event.node,
-        workload=key_view(event.workload),
+        workload=None if event.workload is None else key_view(event.workload),
     )
 
 
@@ -103,7 +103,7 @@ def node_view(state: NodeState, desired: DesiredSet | None, certificate_ends: Wa
 
 
 def device_views(
-    state: NodeState, desired: DesiredSet | None, costs: Mapping[tuple[str, str], UsdPerHour]
+    state: NodeState, desired: DesiredSet | None, costs: Mapping[Slot, UsdPerHour]
 ) -> Iterable[operator_pb2.DeviceView]:
     assignments = desired.assignments if desired is not None else ()
     for device in state.node.devices:
@@ -113,7 +113,7 @@ def device_views(
             device=to_wire(device),
             committed_bytes=sum(each.memory_bytes for each in here),
             liveness=state.liveness,
-            cost_usd_per_h=costs.get((state.name, device.name), float("nan")),
+            cost_usd_per_h=costs.get(Slot(state.name, device.name), float("nan")),
             assignments=[each.id for each in here],
         )
         if (reading := state.readings.get(device.name)) is not None:
@@ -168,7 +168,7 @@ def plan_view(planned: Planned, wall: Wall) -> operator_pb2.PlanReply:
 
 def problem_view(problem: Problem) -> operator_pb2.Problem:
     return operator_pb2.Problem(
-        document=problem.text, line=problem.line, column=problem.column, refusal=refusal_view(problem.refusal)
+        document=problem.document, line=problem.line, column=problem.column, refusal=refusal_view(problem.refusal)
     )
 
 

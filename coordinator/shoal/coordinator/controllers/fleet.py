@@ -153,7 +153,8 @@ class FleetController:
             case Receipts():
                 return await self._receipts(node, epoch, message.receipts)
             case NodeEvents():
-                return await self._events(node, message)
+                await self._events(node, message)
+                return None
             case Hello():
                 return Refusal(Code.MESSAGE_INVALID, "a second hello", "one a session", "open another session")
 

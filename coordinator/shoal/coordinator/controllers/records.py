@@ -1,8 +1,7 @@
 """Stored values: frozen dataclasses as JSON, read back checked. NaN stays NaN (an unmeasured rate is never 0)."""
 
 import json
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -12,9 +11,8 @@ T = TypeVar("T")
 
 
 def dump(value: object) -> bytes:
-    return json.dumps(
-        _adapter(type(value)).dump_python(value, mode="json"), sort_keys=True, separators=(",", ":")
-    ).encode()
+    plain = _adapter(type(value)).dump_python(value, mode="json")
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 def load(kind: type[T], data: bytes) -> T:
@@ -31,6 +29,12 @@ def load(kind: type[T], data: bytes) -> T:
     return value
 
 
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_ADAPTERS: Final[dict[Any, TypeAdapter[Any]]] = {}
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Built once for each class: that takes milliseconds."""
+    adapter = _ADAPTERS.get(kind)
+    if adapter is None:
+        adapter = _ADAPTERS[kind] = TypeAdapter(kind)
+    return adapter

@@ -35,11 +35,12 @@ class ServerIdentity:
 
     def credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
         """The chain carries the CA, so that a joiner can pin it before it trusts anything."""
-        return grpc.dynamic_ssl_server_credentials(
+        dynamic: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             self._configuration(client_certificates),
-            lambda: self._configuration(client_certificates) if self._is_due() else None,
+            lambda: self._configuration(client_certificates),
             require_client_authentication=client_certificates,
         )
+        return dynamic
 
     def _configuration(self, client_certificates: bool) -> grpc.ServerCertificateConfiguration:
         if self._is_due():

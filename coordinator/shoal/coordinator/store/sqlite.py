@@ -58,6 +58,7 @@ class SqliteStore:
         self._reserve_bytes = reserve_bytes
         self._changes_kept = changes_kept
         self._committed = asyncio.Event()
+        self._closed = False
 
     @classmethod
     async def open(
@@ -121,25 +122,25 @@ class SqliteStore:
         return await self._run(self._backup)
 
     async def close(self) -> None:
-        """Leaves one file without a WAL behind."""
+        """Leaves one file without a WAL behind. Again: nothing."""
 
         def close() -> None:
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._connection.close()
 
-        await self._run(close)
-        self._thread.shutdown(wait=False)
+        if not self._closed:
+            self._closed = True
+            await asyncio.wrap_future(self._thread.submit(close))
+            self._thread.shutdown(wait=False)
 
     async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise refuse(Code.STORE_UNAVAILABLE, "the store is closed", "an open store", "start the coordinator")
         try:
             return await asyncio.wrap_future(self._thread.submit(work))
         except sqlite3.Error as cause:
             raise _refused(cause) from cause
-        except RuntimeError as cause:
-            raise refuse(
-                Code.STORE_UNAVAILABLE, "the store is closed", "an open store", "start the coordinator"
-            ) from cause
 
     def _commit(self, transaction: Transaction) -> int:
         if transaction.puts and not self._reserve():

@@ -1,0 +1,211 @@
+"""A region over a real store with a clock that only moves when told, and agents that are values."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.coordinator.controllers.region import Region, RegionConfig
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
+from shoal.types.codes import Refusal
+from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
+from shoal.types.link import Hello, Receipts, ToAgent, Welcome
+from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
+from shoal.types.receipt import Rates, Receipt
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
+from shoal.wire import nouns
+
+DIGEST = "sha256:" + "a" * 64
+DOCUMENTS = [
+    (
+        "w.yaml",
+        """apiVersion: shoal/v1
+kind: Policy
+metadata: {name: fast}
+spec: {optimize: {latency: 1.0}}
+---
+apiVersion: shoal/v1
+kind: Workload
+metadata: {name: reader}
+spec: {model: {source: ocr}, policy: fast}
+""",
+    )
+]
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.elapsed = 1000.0
+        self.date = 1_800_000_000.0
+
+    def now(self) -> Elapsed:
+        return Elapsed(self.elapsed)
+
+    def wall(self) -> Wall:
+        return Wall(self.date)
+
+    async def sleep(self, seconds: Seconds) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        self.elapsed += seconds
+        self.date += seconds
+
+
+class CountingIds:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def name(self, kind: str) -> str:
+        self.count += 1
+        return f"{kind}-{self.count}"
+
+    def secret(self) -> str:
+        self.count += 1
+        return f"{self.count:027d}"
+
+
+@dataclass
+class Sent:
+    """ports.AgentLinks that keeps what was sent."""
+
+    messages: list[tuple[str, ToAgent]] = field(default_factory=list)
+    ended: list[tuple[str, Refusal]] = field(default_factory=list)
+
+    async def send(self, node: str, message: ToAgent) -> None:
+        self.messages.append((node, message))
+
+    async def end(self, node: str, refusal: Refusal, *, fatal: bool) -> None:
+        self.ended.append((node, refusal))
+
+    def desired(self, node: str) -> list[DesiredSet]:
+        return [message for name, message in self.messages if name == node and isinstance(message, DesiredSet)]
+
+
+class KnownModels:
+    """ports.Blobs and ports.Inspector for bytes whose profile is known."""
+
+    def __init__(self) -> None:
+        self.kept: set[str] = set()
+
+    async def stat(self, digest: str) -> Bytes | None:
+        return Bytes(1000) if digest in self.kept else None
+
+    async def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
+        yield b"x" * (1000 - offset)
+
+    async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
+        async for _ in chunks:
+            pass
+        self.kept.add(digest)
+        return digest
+
+    async def delete(self, digest: str) -> None:
+        self.kept.discard(digest)
+
+    async def inspect(self, path: str, digest: str) -> ModelProfile:
+        spec = (TensorSpec("x", "FP32", (1, 3, 48, 48)),)
+        cost = (OperatorCost("Conv", 10, 1e8, 1e6),)
+        return ModelProfile(
+            digest, Bytes(1000), 8, 13, {"": 13}, "test", "fp32", spec, spec, {"x": (1, 3, 48, 48)}, cost, Bytes(900),
+            Bytes(2000), True, {},
+        )  # fmt: skip
+
+
+@dataclass
+class World:
+    """Everything of one region but its agents."""
+
+    region: Region
+    store: SqliteStore
+    sent: Sent
+    clock: ManualClock
+    models: KnownModels
+    ids: CountingIds
+
+    @classmethod
+    async def open(cls, folder: Path, before: "World | None" = None) -> "World":
+        """before: the same machine earlier; its clock, models and names go on."""
+        store = await SqliteStore.open(folder, reserve_bytes=0)
+        sent = Sent()
+        clock, models, ids = (
+            (before.clock, before.models, before.ids) if before else (ManualClock(), KnownModels(), CountingIds())
+        )
+        region = Region(store, sent, models, models, clock, ids, RegionConfig("eu"))
+        await region.start()
+        return cls(region, store, sent, clock, models, ids)
+
+    async def push(self) -> None:
+        await self.region.models.push("ocr", Bytes(1000), DIGEST, _bytes(), actor="test")
+
+    async def step(self) -> None:
+        await self.region.fleet.tick()
+        await self.region.workloads.step()
+
+
+async def _bytes() -> AsyncIterator[bytes]:
+    yield b"x" * 1000
+
+
+@dataclass
+class Agent:
+    """One node: says hello, reports readings and receipts, and does at once what it is told."""
+
+    world: World
+    name: str
+    boot: str = "boot-1"
+    epoch: int = 0
+    sequence: int = 0
+    version: Version | None = None
+    observed: tuple[Observed, ...] = ()
+
+    @property
+    def node(self) -> Node:
+        cpu = Device(
+            "cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**34), parallelism=4
+        )
+        return Node(
+            self.name, "eu", Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,),
+            f"{self.name}:1", f"{self.name}:2", f"{self.name}:3", f"{self.name}:4", self.boot,
+        )  # fmt: skip
+
+    async def connect(self) -> Welcome | Refusal:
+        hello = Hello(self.node, "nonce", self.version, 1, self.world.clock.wall())
+        answer = await self.world.region.fleet.opened(self.name, Role.AGENT, hello)
+        if isinstance(answer, Welcome):
+            self.epoch, self.sequence = answer.epoch, 0
+            await self.report()
+            rates = Rates(
+                {"fp32": 1e10}, {"fp32": 1e10}, 1e10, 1e10, Seconds(1e-5), Seconds(1e-6), 1e9, Watts(5.0), Watts(20.0),
+                EnergySource.ESTIMATED,
+            )  # fmt: skip
+            receipt = Receipt(
+                self.name, "cpu0", "CPUExecutionProvider", "1", "ort 1", ("fp32",), (), rates, Bytes(2**33), 0.1,
+                self.world.clock.wall(), Seconds(1.0), False, "probe",
+            )  # fmt: skip
+            signed = nouns.signed(receipt, b"signature")
+            assert await self.world.region.fleet.received(self.name, self.epoch, Receipts((signed,))) is None
+        return answer
+
+    async def report(self, *, epoch: int | None = None, free_bytes: int = 2**33) -> Refusal | None:
+        self.sequence += 1
+        reading = Reading("cpu0", Bytes(free_bytes), 0.1, 50.0, Watts(10.0), 1.0, self.world.clock.wall())
+        status = Status(
+            self.name, epoch or self.epoch, self.sequence, True, self.version, self.observed, (), (reading,), (),
+            self.world.clock.wall(), True,
+        )  # fmt: skip
+        return await self.world.region.fleet.received(self.name, epoch or self.epoch, status)
+
+    async def obey(self) -> None:
+        """Runs what the newest desired set asks for, ready at once, and reports it."""
+        newest = self.world.sent.desired(self.name)[-1]
+        self.version = newest.version
+        self.observed = tuple(
+            Observed(
+                each.id, each.workload, each.model, each.device, Phase.READY, self.world.clock.wall(), None, "", None,
+                None, 0, 0, None, (),
+            )
+            for each in newest.assignments
+            if not each.draining
+        )  # fmt: skip
+        await self.report()

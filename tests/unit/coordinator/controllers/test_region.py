@@ -1,0 +1,335 @@
+"""The region's controllers over a real store: sessions, documents, desired sets, and what a restart finds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.region import DIGEST, DOCUMENTS, Agent, World
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.catalog import DocumentKey
+from shoal.coordinator.controllers.doctor import examine
+from shoal.coordinator.controllers.events import AUDIT, AuditEntry, Event, EventLog, broken_link
+from shoal.coordinator.controllers.memory import StoredMemory
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.workloads.model import Mark, Memory, Stage
+from shoal.coordinator.ports import StaleRevision
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.link import Welcome
+from shoal.types.units import Bytes, Elapsed
+from shoal.types.workload import WorkloadKey
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    opened = await World.open(tmp_path / "first")
+    yield opened
+    await opened.store.close()
+
+
+async def placed(world: World) -> Agent:
+    """One agent that runs the one workload."""
+    await world.push()
+    agent = Agent(world, "edge-1")
+    assert isinstance(await agent.connect(), Welcome)
+    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    assert not applied.planned.problems
+    await world.step()
+    await agent.obey()
+    await world.step()
+    return agent
+
+
+async def codes(world: World) -> list[str]:
+    return [event.code for event in await world.region.events.past(0, 1000)]
+
+
+async def test_a_workload_is_placed_sent_and_routed(world: World) -> None:
+    agent = await placed(world)
+    newest = world.sent.desired("edge-1")[-1]
+    (assignment,) = newest.assignments
+    assert (assignment.model, assignment.device) == (DIGEST, "cpu0")
+    (route,) = newest.routes
+    assert [endpoint.assignment for endpoint in route.endpoints] == [assignment.id]
+    generations = [each.version.generation for each in world.sent.desired("edge-1")]
+    assert generations == sorted(set(generations)), "each set that is sent is newer than the one before"
+    await agent.obey()
+    before = len(world.sent.messages)
+    await world.step()
+    await world.step()
+    assert len(world.sent.messages) == before, "nothing new, nothing sent"
+
+
+async def test_what_is_sent_is_in_the_store_before(world: World) -> None:
+    await placed(world)
+    stored = await world.store.read("desired/edge-1")
+    assert stored is not None
+    assert world.sent.desired("edge-1")[-1].version == world.region.workloads.desired["edge-1"].version
+
+
+async def test_a_refused_write_sends_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.push()
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    before = len(world.sent.messages)
+
+    async def full(*_: object, **__: object) -> int:
+        raise ShoalError(Refusal(Code.STORE_FULL))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", full)
+        with pytest.raises(ShoalError):
+            await world.step()
+    assert len(world.sent.messages) == before
+    await world.step()
+    assert world.sent.desired("edge-1")[-1].assignments
+
+
+async def test_a_restart_finds_the_same_and_moves_nothing(world: World, tmp_path: Path) -> None:
+    agent = await placed(world)
+    before = world.region.workloads.desired["edge-1"]
+    history = world.region.truth.history
+    await world.store.close()
+    again = await World.open(tmp_path / "first", world)
+    try:
+        assert again.region.truth.history == history
+        assert again.region.fleet.fleet.nodes["edge-1"].liveness is Liveness.NEVER_SEEN
+        assert again.region.fleet.fleet.nodes["edge-1"].receipts, "receipts are not measured again"
+        await again.step()
+        assert again.region.workloads.desired["edge-1"] == before, "nobody heard yet is no reason to move anything"
+        again.clock.advance(5.0)
+        await again.step()
+        assert again.region.workloads.desired["edge-1"] == before
+        agent.world = again
+        assert isinstance(answer := await agent.connect(), Welcome)
+        assert answer.epoch == 2
+        await agent.report()
+        await again.step()
+        assert [each.id for each in again.region.workloads.desired["edge-1"].assignments] == [
+            each.id for each in before.assignments
+        ]
+        assert not again.region.workloads.plan([], {}, "test").plan.changes  # type: ignore[union-attr]
+    finally:
+        await again.store.close()
+
+
+async def test_a_lost_node_is_replaced_and_said_so(world: World) -> None:
+    agent = await placed(world)
+    other = Agent(world, "edge-2")
+    await other.connect()
+    for _ in range(30):
+        world.clock.advance(0.5)
+        await other.report()
+        await world.step()
+    nodes = world.region.fleet.fleet.nodes
+    assert (nodes["edge-1"].liveness, nodes["edge-2"].liveness) == (Liveness.LOST, Liveness.READY)
+    assert [each.workload for each in world.region.workloads.desired["edge-2"].assignments] == [
+        WorkloadKey("default", "reader")
+    ]
+    found = await codes(world)
+    assert found.index("NODE_SUSPECT") < found.index("NODE_LOST")
+    assert agent.epoch == 1
+
+
+async def test_a_twin_is_refused_and_the_running_one_stays(world: World) -> None:
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    twin = Agent(world, "edge-1", boot="boot-9")
+    answer = await twin.connect()
+    assert isinstance(answer, Refusal)
+    assert answer.code is Code.TWIN_REFUSED
+    assert await agent.report() is None
+    assert Code.TWIN_REFUSED in await codes(world)
+
+
+async def test_an_agent_that_fell_silent_may_come_back_and_its_old_session_is_fenced(world: World) -> None:
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    world.clock.advance(4.0)
+    assert isinstance(answer := await agent.connect(), Welcome)
+    assert answer.epoch == 2
+    assert [node for node, _ in world.sent.ended] == ["edge-1"]
+    late = await agent.report(epoch=1)
+    assert late is not None
+    assert late.code is Code.EPOCH_STALE
+
+
+async def test_a_node_that_says_it_holds_another_set_is_sent_its_own_again(world: World) -> None:
+    agent = await placed(world)
+    await agent.obey()
+    await world.step()
+    count = len(world.sent.desired("edge-1"))
+    agent.version = None
+    world.clock.advance(1.0)
+    await agent.report()
+    await world.step()
+    world.clock.advance(4.0)
+    await agent.report()
+    await world.step()
+    assert len(world.sent.desired("edge-1")) > count
+
+
+async def test_a_stale_plan_is_refused_and_says_what_differs(world: World) -> None:
+    await world.push()
+    await Agent(world, "edge-1").connect()
+    await world.step()
+    shown = world.region.workloads.plan(DOCUMENTS, {}, "test")
+    assert shown.plan is not None
+    await world.region.fleet.cordon("edge-1", True, "test")
+    await Agent(world, "edge-2").connect()
+    await world.step()
+    applied = await world.region.workloads.apply(DOCUMENTS, {}, shown.plan.hash, "test")
+    assert applied.revision == 0
+    assert any("edge-1" in line for line in applied.stale)
+    assert any("edge-2" in line for line in applied.stale)
+    assert not world.region.workloads.catalog.documents
+    fresh = world.region.workloads.plan(DOCUMENTS, {}, "test")
+    assert fresh.plan is not None
+    assert (await world.region.workloads.apply(DOCUMENTS, {}, fresh.plan.hash, "test")).revision > 0
+
+
+async def test_planning_after_applying_shows_nothing(world: World) -> None:
+    await placed(world)
+    again = world.region.workloads.plan(DOCUMENTS, {}, "test")
+    assert again.plan is not None
+    assert not again.documents
+    assert not again.plan.changes
+
+
+async def test_a_change_bumps_the_revision_and_shows_its_lines(world: World) -> None:
+    await placed(world)
+    texts = [(name, text.replace("latency: 1.0", "cost: 1.0")) for name, text in DOCUMENTS]
+    (change,) = world.region.workloads.plan(texts, {}, "test").documents
+    assert (change.sign, change.kind, change.name) == ("~", "Policy", "fast")
+    assert change.lines == ("- spec.optimize.latency: 1.0", "+ spec.optimize.cost: 1.0")
+    await world.region.workloads.apply(texts, {}, "", "test")
+    assert world.region.workloads.catalog.documents[DocumentKey("Policy", "fast")].revision == 2
+
+
+async def test_documents_with_problems_change_nothing(world: World) -> None:
+    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    assert [problem.refusal.code for problem in applied.planned.problems] == [Code.MODEL_UNKNOWN]
+    assert not await world.store.scan("documents/")
+
+
+async def test_what_is_in_use_is_not_deleted(world: World) -> None:
+    await placed(world)
+    for delete in (
+        world.region.workloads.delete(DocumentKey("Policy", "fast"), "test"),
+        world.region.models.remove("ocr", "test"),
+    ):
+        with pytest.raises(ShoalError) as refused:
+            await delete
+        assert refused.value.code is Code.IN_USE
+    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
+    await world.region.workloads.delete(DocumentKey("Policy", "fast"), "test")
+    assert await world.region.models.remove("ocr", "test") == (DIGEST, True)
+    assert not world.models.kept
+    with pytest.raises(ShoalError) as gone:
+        await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
+    assert gone.value.code is Code.WORKLOAD_UNKNOWN
+
+
+async def test_a_deleted_workload_is_drained_and_goes(world: World) -> None:
+    agent = await placed(world)
+    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
+    for _ in range(4):
+        world.clock.advance(1.0)
+        await world.step()
+        await agent.obey()
+    await world.step()
+    assert not world.region.workloads.desired["edge-1"].assignments
+    assert not world.region.workloads.desired["edge-1"].routes
+
+
+async def test_a_refused_model_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def denied(path: str, digest: str) -> None:
+        raise ShoalError(Refusal(Code.MODEL_INVALID))
+
+    monkeypatch.setattr(world.models, "inspect", denied)
+    with pytest.raises(ShoalError):
+        await world.push()
+    assert not world.models.kept
+    assert not await world.store.scan("models/")
+
+
+async def test_a_newer_push_takes_over_a_name(world: World) -> None:
+    await world.push()
+    newer = "sha256:" + "b" * 64
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"y" * 1000
+
+    await world.region.models.push("ocr", Bytes(1000), newer, chunks(), actor="test")
+    assert world.region.workloads.catalog.digest_of("ocr") == newer
+    assert world.region.workloads.catalog.models[DIGEST].names == ()
+
+
+async def test_a_coordinator_that_was_replaced_changes_nothing_more(world: World) -> None:
+    """Two coordinators over one store: whoever opens a history fences the other."""
+    second = replace(world.region.truth._record, history="history-x")
+    await world.region.events.commit({"region": records.dump(second)})
+    with pytest.raises(StaleRevision):
+        await world.region.truth.commit({"nodes/x": b"{}"})
+
+
+async def test_absurd_reports_are_refused_and_persisting_ones_quarantine(world: World) -> None:
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    for _ in range(3):
+        refusal = await agent.report(free_bytes=2**50)
+        assert refusal is not None
+        assert refusal.code is Code.TELEMETRY_ABSURD
+    assert world.region.fleet.fleet.nodes["edge-1"].quarantined
+    assert world.region.fleet.fleet.nodes["edge-1"].readings["cpu0"].free_bytes == 2**33, "the last good one stays"
+    assert Code.NODE_QUARANTINED in await codes(world)
+
+
+async def test_events_are_kept_to_their_number_and_followed(world: World) -> None:
+    log = EventLog(world.store, world.clock, kept=5, audit_kept=5)
+    await log.start()
+    first = (await log.past(0, 1000))[-1].sequence
+    seen: list[int] = []
+
+    async def follow() -> None:
+        async for event in log.follow(first):
+            seen.append(event.sequence)
+            if len(seen) == 8:
+                return
+
+    follower = asyncio.create_task(follow())
+    for number in range(8):
+        await log.write(Event("TEST", f"{number}", ""))
+        await asyncio.sleep(0)
+    await asyncio.wait_for(follower, 5)
+    assert seen == list(range(first + 1, first + 9))
+    assert len(await log.past(0, 1000)) <= 5 + 1
+
+
+async def test_the_audit_log_shows_what_was_done_to_it(world: World) -> None:
+    for number in range(6):
+        await world.region.events.audit("shoal://eu/operator/admin", "Apply", f"{number}", "applied")
+    entries = [records.load(AuditEntry, record.value) for record in await world.store.scan(AUDIT)]
+    assert broken_link(entries) is None
+    assert broken_link([*entries[:2], replace(entries[2], subject="other"), *entries[3:]]) == entries[3].sequence
+    assert broken_link([*entries[:2], *entries[3:]]) == entries[3].sequence
+    assert broken_link([entries[1], entries[0], *entries[2:]]) is not None
+    checks = [check async for check in examine(world.region, world.store) if check.component == "audit"]
+    assert [check.refusal for check in checks] == [None]
+
+
+def test_memory_is_moved_to_the_new_clock() -> None:
+    memory = Memory(marks={"a": Mark(Stage.STARTING, Elapsed(90.0))}, without_ready={"default/x": Elapsed(40.0)})
+    stored = records.load(StoredMemory, records.dump(StoredMemory(Elapsed(100.0), memory)))
+    moved = stored.restored(Elapsed(7.0))
+    assert moved.marks["a"].since == -3.0
+    assert moved.without_ready["default/x"] == -53.0
+
+
+def test_records_of_another_shape_are_refused() -> None:
+    with pytest.raises(ShoalError) as refused:
+        records.load(StoredMemory, b'{"at": 1.0}')
+    assert refused.value.code is Code.STATE_CORRUPT

@@ -1,0 +1,28 @@
+"""The table of who may call what covers every method of every service, and nothing else."""
+
+from shoal.coordinator.api.authorise import RULES
+from shoal.types.device import Role
+from shoal.v1 import artifacts_pb2, link_pb2, operator_pb2
+
+SERVICES = (link_pb2, artifacts_pb2, operator_pb2)
+
+
+def test_a03_every_method_has_a_rule_and_every_rule_a_method() -> None:
+    methods = {
+        f"/{service.full_name}/{method.name}"
+        for module in SERVICES
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert methods == RULES.keys()
+
+
+def test_no_tenant_and_no_federation_calls_the_control_port() -> None:
+    allowed = frozenset().union(*RULES.values())
+    assert allowed == {Role.AGENT, Role.GATEWAY, Role.OPERATOR, Role.VIEWER}
+
+
+def test_viewers_change_nothing_and_nodes_only_hold_sessions_and_fetch() -> None:
+    reads = {"WhoAmI", "Plan", "Get", "Explain", "Events", "Doctor", "List"}
+    assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.VIEWER in roles} == reads
+    assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.AGENT in roles} == {"Session", "Fetch"}
