@@ -1,7 +1,23 @@
-"""Options of all tests."""
+"""Options of all tests; what the rows of the fault and attack tables leave in the report."""
+
+from collections.abc import Generator
 
 import pytest
+
+from harness import report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Rewrite the files in tests/unit/cli/golden.")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    report.begins(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    found = yield
+    if found.when == "call" and found.passed:
+        report.passed(item.nodeid)
+    return found

@@ -1,0 +1,129 @@
+"""Figures that tests found, in `report.json` at the root of the repository; `python -m harness.report` reads them out.
+
+Every passed test whose name, or whose file's name, starts with rows of the fault and attack tables has an entry: the
+one that it recorded itself with its figures, else one run of the kind that its folder says.
+"""
+
+import fcntl
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REPORT = Path(__file__).resolve().parents[2] / "report.json"
+
+KINDS = {"simulation": "S", "integration": "P", "compose": "C"}
+IN_PROCESS = "I"
+"""Kinds: simulator, real processes, containers; all other tests run within one process."""
+
+DEMANDED: Mapping[str, str] = {
+    **dict.fromkeys(("F01", "F02", "F03", "F06", "F14"), "SP"),
+    **dict.fromkeys(("F13", "F15", "F32", "F33", "F37", "F39"), "P"),
+    **dict.fromkeys(("A01", "A02", "A06", "A07", "A14", "A29", "A30", "A31", "A32", "A33", "A34", "A36", "A43"), "P"),
+    **dict.fromkeys(("A46", "A47"), IN_PROCESS),
+}
+"""Rows that must hold today, and the kinds of run that each needs."""
+
+_ROWS = re.compile(r"test_((?:[af]\d\d_)+)")
+
+Entry = dict[str, Any]
+
+
+def record(row: str, kind: str, runs: int, **figures: Any) -> None:
+    """One entry of the running test: row of the tables, kind (S, P, C, I), number of runs, and what was found.
+
+    An entry of the same test, row and kind is replaced. Tests of several processes may record at once.
+    """
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    entry = {"row": row, "kind": kind, "test": test, "runs": runs, **figures}
+    key = (row, kind, test)
+    _rewrite(lambda entries: [*(one for one in entries if (one["row"], one["kind"], one["test"]) != key), entry])
+
+
+def begins(test: str) -> None:
+    """What an earlier run of this test recorded no longer counts."""
+    if rows_of(test):
+        _rewrite(lambda entries: [one for one in entries if one["test"] != test])
+
+
+def passed(test: str) -> None:
+    """One run for each row in the test's name that it has not recorded itself."""
+    rows = rows_of(test)
+    if not rows:
+        return
+    kind = KINDS.get(test.split("/")[1], IN_PROCESS)
+
+    def completed(entries: list[Entry]) -> list[Entry]:
+        told = {one["row"] for one in entries if one["test"] == test}
+        return [*entries, *({"row": row, "kind": kind, "test": test, "runs": 1} for row in rows if row not in told)]
+
+    _rewrite(completed)
+
+
+def rows_of(test: str) -> tuple[str, ...]:
+    """`tests/unit/test_a46_yaml.py::test_x` -> A46; a row in the function's name goes before its file's."""
+    path, _, name = test.partition("::")
+    found = _ROWS.match(name) or _ROWS.match(Path(path).name)
+    return tuple(found[1].upper().strip("_").split("_")) if found else ()
+
+
+def read() -> list[Entry]:
+    text = REPORT.read_text() if REPORT.exists() else ""
+    return list(json.loads(text)) if text else []
+
+
+def missing(entries: Iterable[Entry]) -> list[str]:
+    """Rows that are demanded and have no entry, or not of every kind."""
+    kinds: dict[str, set[str]] = {}
+    for entry in entries:
+        kinds.setdefault(entry["row"], set()).add(entry["kind"])
+    lacking = {row: [kind for kind in wanted if kind not in kinds.get(row, ())] for row, wanted in DEMANDED.items()}
+    return [f"{row} was not run as {', '.join(kinds)}" for row, kinds in lacking.items() if kinds]
+
+
+def table(entries: Sequence[Entry]) -> list[str]:
+    """One line a row and kind, and one for each test that has figures."""
+    lines = []
+    for row, kind in sorted({(entry["row"], entry["kind"]) for entry in entries}, key=_faults_first):
+        mine = [entry for entry in entries if (entry["row"], entry["kind"]) == (row, kind)]
+        runs = sum(entry["runs"] for entry in mine)
+        lines.append(f"{row}  {kind}  {runs:>7} runs  {len(mine):>3} tests")
+        for entry in mine:
+            figures = {name: value for name, value in entry.items() if name not in ("row", "kind", "test", "runs")}
+            if figures:
+                told = "  ".join(f"{name}={value}" for name, value in figures.items())
+                lines.append(f"        {entry['test'].rpartition('::')[2]}: {told}")
+    return lines
+
+
+def main() -> int:
+    """Exit status 1 when a demanded row lacks an entry or a kind."""
+    entries = read()
+    print("\n".join(table(entries)))
+    lacking = missing(entries)
+    for line in lacking:
+        print(f"MISSING  {line}")
+    if not lacking:
+        print(f"{len(DEMANDED)} rows are demanded, and all of them were shown")
+    return 1 if lacking else 0
+
+
+def _faults_first(group: tuple[str, str]) -> tuple[bool, tuple[str, str]]:
+    return group[0].startswith("A"), group
+
+
+def _rewrite(change: Callable[[list[Entry]], list[Entry]]) -> None:
+    with REPORT.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        text = file.read()
+        entries = change(json.loads(text) if text else [])
+        file.truncate(0)
+        json.dump(entries, file, indent=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
