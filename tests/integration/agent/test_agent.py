@@ -4,8 +4,6 @@ import asyncio
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ import pytest
 import pytest_asyncio
 from integration.agent.region import NODE, REGION, Coordinator, Machine, assignment, ready
 
+from harness.contention import slowed_by_others
 from harness.oip import Failed, GrpcClient, Tensor
 from harness.pki import Authority
 from harness.wait import until
@@ -30,8 +29,6 @@ from shoal.types.device import Role
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ONE, TWO = "a-one", "a-two"
-USUAL_IMPORT_S = 0.8
-"""What `seconds_to_import` says on two cores with nothing else to do, at most."""
 
 
 @dataclass
@@ -88,14 +85,6 @@ def run_here(model: bytes, image: np.ndarray[Any, Any]) -> bytes:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {session.get_inputs()[0].name: image})[0]).tobytes()
-
-
-def seconds_to_import() -> float:
-    """How long a Python takes right now to do no more than import what a supervisor does."""
-    clock = SystemClock()
-    started = clock.now()
-    subprocess.run([sys.executable, "-c", "import shoal.agent.main.run"], check=True, timeout=60)
-    return clock.now() - started
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -228,7 +217,7 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     assert scene.machine.workers() == workers
     assert not [each for each in scene.coordinator.phases[phases:] if each[1] is not Phase.READY]
     assert scene.machine.logged("booted", before)[0]["adopted"] == 1
-    slowed = max(0.0, await asyncio.to_thread(seconds_to_import) - USUAL_IMPORT_S)
+    slowed = await asyncio.to_thread(slowed_by_others)
     assert adopted - slowed <= 2.0, f"of which {slowed:.2f}s because other programs hold the machine's cores"
 
 

@@ -1,0 +1,327 @@
+"""A local region of real processes, as `shoal dev up` starts it; the command line as a person has it; load on it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.crafted import relu
+from harness.history import History, Outcome, Verdict, judge
+from harness.oip import Failed, GrpcClient, Tensor
+from harness.pki import Files
+from harness.wait import wait_until
+from shoal.agent.clock import SystemClock
+from shoal.client import Context, Contexts, Region
+from shoal.devstack.control import Control, Up
+from shoal.v1 import operator_pb2
+from shoal.wire.enrol import redeem
+
+PATIENCE_S = 60.0
+"""For everything that ought to take a second or two on a machine that has nothing else to do."""
+
+Process = tuple[int, float]
+"""Pid and time of start: the very process, whatever number the next one gets."""
+
+
+class Stack:
+    """One region under `folder`, up from `up()` to `down()`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.contexts = Contexts(folder / "home")
+        self.control = Control(folder / "dev", self.contexts)
+        self._up: Up | None = None
+
+    def up(self, agents: int) -> None:
+        self._up = self.control.up(agents, lambda text: None)
+
+    def down(self) -> None:
+        """Nothing of it runs when this returns."""
+        running = self.processes()
+        self.control.down()
+        wait_until(lambda: not _alive(running), PATIENCE_S, "every process to end")
+
+    @property
+    def info(self) -> Up:
+        assert self._up is not None, "up() was not called"
+        return self._up
+
+    @property
+    def client_files(self) -> Files:
+        """Of the default tenant."""
+        return files_of(self.info.client)
+
+    def port(self, name: str, use: str) -> int:
+        """use: grpc, rest, token, metrics, link, enrol."""
+        member = next(member for member in self.info.stack.members if member.name == name)
+        return int(member.addresses[use].rpartition(":")[2])
+
+    # as an operator
+
+    def api(self) -> Region:
+        return Region(self.info.operator)
+
+    def shoal(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """The real command line, in a process of its own."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+        return subprocess.run(
+            [str(Path(sys.executable).with_name("shoal")), *arguments],
+            env={
+                **environment,
+                "SHOAL_HOME": str(self.contexts.folder),
+                "SHOAL_DEV_DIR": str(self.control.folder),
+                "COLUMNS": "300",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def push(self, content: bytes, name: str) -> None:
+        path = self.folder / f"{name}.onnx"
+        path.write_bytes(content)
+        with self.api() as api:
+            api.push(path, name)
+
+    def apply(self, text: str) -> operator_pb2.ApplyReply:
+        with self.api() as api:
+            reply = api.apply([operator_pb2.Document(name="test.yaml", text=text)])
+        assert not reply.problems, reply.problems
+        return reply
+
+    def tenant(self, name: str) -> tuple[Files, str]:
+        """A client certificate and a bearer token for that tenant."""
+        folder = self.folder / f"tenant-{name}"
+        with self.api() as api:
+            token = api.create_token("tenant", name, 300.0).token
+            bearer = api.create_token("bearer", name, 3600.0).token
+        redeem(self.info.stack.coordinator.addresses["enrol"], token, name).write(folder)
+        return Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem"), bearer
+
+    def workload(self, name: str, tenant: str = "default") -> operator_pb2.WorkloadView:
+        with self.api() as api:
+            return next(
+                view
+                for view in api.get("workloads").workloads
+                if (view.workload.tenant, view.workload.name) == (tenant, name)
+            )
+
+    def placements(self, name: str = "") -> list[operator_pb2.PlacementView]:
+        with self.api() as api:
+            rows = api.get("placements").placements
+        return [row for row in rows if name in ("", row.assignment.workload.name)]
+
+    def serves(self, name: str, replicas: int = 1) -> list[operator_pb2.PlacementView]:
+        """Its placements, once that many serve, routes lead to them and nothing is on its way in or out."""
+
+        def settled() -> list[operator_pb2.PlacementView]:
+            rows = self.placements(name)
+            still = all(row.routed and not row.assignment.draining for row in rows)
+            return rows if still and len(rows) == replicas else []
+
+        return wait_until(settled, PATIENCE_S, f"{replicas} replicas of {name} to serve", every_s=0.1)
+
+    def events(self, after: int = 0) -> list[operator_pb2.Event]:
+        with self.api() as api:
+            return list(api.events(after))
+
+    # as somebody with a shell on the machine
+
+    def processes(self, name: str = "", role: str = "") -> dict[Process, str]:
+        """Running processes and their role, by `NAME/ROLE`."""
+        found: dict[Process, str] = {}
+        for row in self.control.status():
+            if row["pid"] and name in ("", row["name"]) and role in ("", row["role"]):
+                try:
+                    found[row["pid"], psutil.Process(row["pid"]).create_time()] = f"{row['name']}/{row['role']}"
+                except psutil.NoSuchProcess:
+                    continue
+        return found
+
+    def workers(self) -> dict[str, Process]:
+        """The process of every assignment that is loaded, of all nodes."""
+        found: dict[str, Process] = {}
+        for record in sorted(self.control.folder.glob("*/run/worker-*.json")):
+            told = json.loads(record.read_text())
+            if told["assignment"]:
+                pid = told["pid"]
+                found[told["assignment"]["id"]] = (pid, psutil.Process(pid).create_time())
+        return found
+
+    def kill(self, target: str) -> dict[Process, str]:
+        """SIGKILL, by `shoal dev break`; returns when those processes are seen to be dead."""
+        name, _, role = target.partition("/")
+        victims = self.processes(name, role)
+        assert victims, f"{target} has no process"
+        hit = self.control.hurt(target, "kill")
+        assert {pid for pid, _ in victims} <= set(hit), f"{target}: {victims} but {hit}"
+        wait_until(lambda: not _alive(victims), PATIENCE_S, f"{target} to be dead")
+        return victims
+
+    def logged(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Lines of that event in one member's log."""
+        text = (self.control.folder / "logs" / f"{name}.log").read_text()
+        lines = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        return [line for line in lines if line.get("event") == event]
+
+    def doctor(self) -> list[str]:
+        """Checks that fail."""
+        with self.api() as api:
+            return [f"{check.name}: {check.refusal.found}" for check in api.doctor().checks if not check.ok]
+
+
+def files_of(context: Context) -> Files:
+    return Files(context.certificate, context.key, context.ca)
+
+
+def _alive(processes: dict[Process, str]) -> list[str]:
+    left = []
+    for (pid, started), name in processes.items():
+        try:
+            process = psutil.Process(pid)
+            if process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(name)
+        except psutil.NoSuchProcess:
+            continue
+    return left
+
+
+@contextlib.contextmanager
+def region(folder: Path, agents: int) -> Iterator[Stack]:
+    stack = Stack(folder)
+    try:
+        stack.up(agents)
+        stack.push(relu().SerializeToString(), "relu")
+        yield stack
+    finally:
+        stack.down()
+
+
+def answer_of(asked: Hashable) -> Hashable:
+    """The model of the service: max(x, 0) of [-n, n, n + 0.5, 0]."""
+    assert isinstance(asked, int)
+    return struct.pack("<4f", 0.0, asked, asked + 0.5, 0.0)
+
+
+_NO_ANSWER = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL"})
+
+
+@dataclass
+class Load:
+    """Clients of one workload of `harness.crafted.relu`, on a thread of their own.
+
+    Each sends its next request when the last was answered, `rate` a second at most. Every request has its own right
+    answer; each client keeps its own history.
+    """
+
+    port: int
+    files: Files
+    workload: str
+    clients: int = 4
+    rate: float = 30.0
+    timeout_s: float = 30.0
+    histories: list[History] = field(default_factory=list)
+    _clock: SystemClock = field(default_factory=SystemClock)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Load":
+        self.histories = [History() for _ in range(self.clients)]
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
+        self._thread.start()
+        self.wait_for(5 * self.clients)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def answered(self, since: float = 0.0) -> int:
+        """Answers to requests that were sent after `since`."""
+        return sum(
+            done.outcome is Outcome.OK and done.start >= since
+            for history in self.histories
+            for done in list(history.done)
+        )
+
+    def wait_for(self, count: int, *, after_s: float = 0.0) -> None:
+        """Until `count` more requests, sent from `after_s` from now on, were answered."""
+        since = self.now() + after_s
+        wait_until(lambda: self.answered(since) >= count, PATIENCE_S + after_s, f"{count} more answers")
+
+    def verdict(self) -> Verdict:
+        """After the load has ended."""
+        return judge(self.histories, answer_of)
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, history in enumerate(self.histories):
+                group.create_task(self._client(number, history))
+
+    async def _client(self, number: int, history: History) -> None:
+        client = GrpcClient(self.port, self.files.authority.read_bytes(), self.files)
+        asked = number
+        while not self._stopping.is_set():
+            due = asyncio.get_running_loop().time() + 1 / self.rate
+            asked = (asked + self.clients) % 2**20
+            call = history.begin(asked, self.now())
+            x = Tensor("x", "FP32", (1, 4), struct.pack("<4f", -asked, asked, asked + 0.5, 0.0))
+            try:
+                answer = await client.infer(self.workload, (x,), timeout=self.timeout_s)
+                history.end(call, Outcome.OK, answer.outputs[0].raw, self.now())
+            except Failed as error:
+                told = error.code or error.status not in _NO_ANSWER
+                outcome = Outcome.REFUSED if told else Outcome.UNKNOWN
+                history.end(call, outcome, error.code or str(error.status), self.now())
+            await _turn(due)
+        await client.close()
+
+
+async def _turn(due: float) -> None:
+    """Until `due` on the loop's clock."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(due):
+            await asyncio.Event().wait()
+
+
+def documents(*parts: str) -> str:
+    return "---\n".join(parts)
+
+
+def policy(name: str, spec: str) -> str:
+    return f"apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {name}}}\nspec:\n{spec}"
+
+
+def workload(name: str, source: str, policy: str = "", tenant: str = "default") -> str:
+    lines = [
+        "apiVersion: shoal/v1",
+        "kind: Workload",
+        f"metadata: {{name: {name}, tenant: {tenant}}}" if tenant != "default" else f"metadata: {{name: {name}}}",
+        "spec:",
+        f"  model: {{source: {source}}}",
+        *([f"  policy: {policy}"] if policy else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def on_nodes(nodes: Sequence[str], replicas: int = 1) -> str:
+    """A policy's spec: replicas on these nodes, each on its own."""
+    where = f"node.name in [{', '.join(repr(node) for node in nodes)}]"
+    spread = f"\n    availability: {{replicas: {replicas}, spread: node}}" if replicas > 1 else ""
+    return f'  require:\n    where: "{where}"{spread}\n'

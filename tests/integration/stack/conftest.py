@@ -1,0 +1,14 @@
+"""One region for all tests that leave it as it was."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.stack import Stack, region
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two agents: `plain-cpu`, and `edge-npu`, which is emulated."""
+    with region(tmp_path_factory.mktemp("stack"), 2) as found:
+        yield found
