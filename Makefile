@@ -34,10 +34,12 @@ dev: $(TEST_STAMP) ## an environment to work in: .venv with every part installed
 demo: $(STAMP) ## the whole story on this machine, on real models, in about two minutes
 	$(BIN)/shoal demo
 
-test: $(TEST_STAMP) ## unit, contract, simulation and integration tests
+test: $(TEST_STAMP) ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
+	rm -f report.json
 	$(BIN)/python -m pytest -q tests/unit tests/contract -n $(WORKERS) --dist loadscope
 	$(BIN)/python -m pytest -q tests/simulation
 	$(BIN)/python -m pytest -q tests/integration
+	PYTHONPATH=tests $(BIN)/python -m harness.report
 
 test-long: $(TEST_STAMP) ## the unscaled runs: minutes of real time each
 	$(BIN)/python -m pytest -q tests -m long
