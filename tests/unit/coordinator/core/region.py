@@ -281,9 +281,13 @@ class Agent:
         if self.fail is not None or each.id in self.stuck:
             self.restarts[each.id] = self.restarts.get(each.id, 0) + 1
             return observed(
-                each, Phase.FAILED, code=self.fail or Code.LOAD_FAILED, reason="as told",
-                retry_at=Wall(START + now + 1), restarts=self.restarts[each.id],
-            )  # fmt: skip
+                each,
+                Phase.FAILED,
+                code=self.fail or Code.LOAD_FAILED,
+                reason="as told",
+                retry_at=Wall(START + now + 1),
+                restarts=self.restarts[each.id],
+            )
         return observed(each, Phase.READY, measured=warm())
 
 
