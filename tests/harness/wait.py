@@ -50,4 +50,4 @@ async def until(condition: Callable[[], Any], deadline_s: float, what: str, *, e
             last = seen
         if loop.time() > end:
             raise AssertionError(f"not within {deadline_s}s: {what}; last seen: {last!r}")
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(every_s)  # noqa: TID251
