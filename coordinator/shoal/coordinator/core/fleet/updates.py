@@ -65,7 +65,8 @@ def status_received(
         return fleet, ()
     refusals = check_status(status, known.node, wall)
     good_observed = {each.assignment: each for each in status.observed if check_observed(each) is None}
-    known_observed = {} if status.full else {key: known.observed[key] for key in known.observed if key not in status.gone}
+    still_there = {key: each for key, each in known.observed.items() if key not in status.gone}
+    known_observed = {} if status.full else still_there
     refused = _refused_keys(status)
     kept = {key: known.observed[key] for key in known.observed if key in refused}
     state = replace(
