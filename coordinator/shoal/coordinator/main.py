@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import grpc.aio
 import structlog
 
 from shoal.coordinator.api.artifacts import ArtifactsService

@@ -142,11 +142,10 @@ async def test_watch_gives_every_change_under_its_prefix_in_order(opener: Opener
 async def test_a_watcher_that_is_too_late_is_told_to_list_again(opener: Opener, tmp_path: Path) -> None:
     async with opened(opener, tmp_path) as store:
         start = await store.commit(Transaction({"a": b"0"}))
-        for number in range(CHANGES_KEPT * 2):
-            newest = await store.commit(Transaction({"a": b"%d" % number}))
+        revisions = [await store.commit(Transaction({"a": b"%d" % number})) for number in range(CHANGES_KEPT * 2)]
         with pytest.raises(Compacted) as gone:
             await anext(store.watch("a", start))
-        assert gone.value.revision == newest
+        assert gone.value.revision == revisions[-1]
         await store.commit(Transaction({"a": b"next"}))
         assert (await anext(store.watch("a", gone.value.revision))).value == b"next"
 

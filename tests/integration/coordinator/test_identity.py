@@ -103,9 +103,9 @@ def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator:
     clock = SystemClock()
     short = coordinator.certificate(role, f"short-{role}", valid_s=3.0)
     ends = identity_of_pem(short.certificate_pem).not_after
+    said = threading.Event()
     with channel(coordinator.link, short) as opened:
         if role is Role.AGENT:
-            said = threading.Event()
 
             def messages() -> Iterator[link_pb2.FromAgent]:
                 yield hello(f"short-{role}")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
+import grpc.aio
 import structlog
 
 from shoal.coordinator.api.audit import AuditTrail
