@@ -1,6 +1,6 @@
 """Checks of one region by component, each failure with the line that fixes it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,13 +8,12 @@ from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import AUDIT, AuditEntry, broken_link
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
+from shoal.coordinator.core.workloads.invariants import check
 from shoal.coordinator.ports import Store
 from shoal.types.codes import Code, Refusal
 
-STORE: Final = "store"
-AUDIT_LOG: Final = "audit"
-FLEET: Final = "fleet"
-WORKLOADS: Final = "workloads"
+REGION: Final = "region"
+AGENT: Final = "agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +26,39 @@ class Check:
 
 
 async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
-    yield Check(STORE, "restored from a copy", region.restored)
-    yield Check(STORE, "takes writes", region.store_refusal)
+    """Store, audit log, invariants and gateway of the region; then each of its nodes."""
+    yield Check(REGION, "the store is its newest state", region.restored)
+    yield Check(REGION, "the store takes writes", region.store_refusal)
     entries = [records.load(AuditEntry, record.value) for record in await store.scan(AUDIT)]
-    bad = broken_link(entries)
-    yield Check(
-        AUDIT_LOG,
-        f"{len(entries)} entries follow from each other",
-        None
-        if bad is None
-        else Refusal(
-            Code.STATE_CORRUPT, f"entry {bad} does not follow", "an unbroken chain", "compare with your copies"
-        ),
-    )
-    nodes = sorted(region.fleet.fleet.nodes.values(), key=lambda state: state.name)
-    gateways = [state for state in nodes if not state.node.devices and state.liveness is Liveness.READY]
-    yield Check(
-        FLEET,
-        "a gateway answers",
-        None
-        if gateways
-        else Refusal(Code.NODE_NOT_READY, "none", "at least one", "start one: shoal-agent run --role gateway"),
-    )
-    for state in nodes:
-        yield Check(FLEET, f"node {state.name}", _node(state))
+    yield Check(REGION, f"{len(entries)} audit entries follow from each other", _audit(entries))
+    violations = check(region.workloads.snapshot())
+    if not violations:
+        yield Check(REGION, "the invariants hold", None)
+    for each in violations:
+        remedy = "shoal events; report it with them"
+        refusal = Refusal(Code.INTERNAL, f"{each.subject}: {each.message}", each.invariant, remedy)
+        yield Check(REGION, f"invariant {each.invariant}", refusal)
     for wait in region.workloads.waits:
-        refusal = Refusal(
-            wait.code, wait.reason, "", f"shoal explain {wait.workload.name} --tenant {wait.workload.tenant}"
-        )
-        yield Check(WORKLOADS, f"{wait.workload} {wait.assignment}".strip(), refusal)
+        remedy = f"shoal explain {wait.workload.name} --tenant {wait.workload.tenant}"
+        refusal = Refusal(wait.code, wait.reason, "", remedy)
+        yield Check(REGION, f"workload {wait.workload} {wait.assignment}".strip(), refusal)
+    nodes = sorted(region.fleet.fleet.nodes.values(), key=lambda state: state.name)
+    yield Check(REGION, "a gateway answers", _gateway(nodes))
+    for state in nodes:
+        yield Check(AGENT, f"node {state.name}", _node(state))
+
+
+def _audit(entries: Sequence[AuditEntry]) -> Refusal | None:
+    bad = broken_link(entries)
+    if bad is None:
+        return None
+    return Refusal(Code.STATE_CORRUPT, f"entry {bad} does not follow", "an unbroken chain", "compare with your copies")
+
+
+def _gateway(nodes: Sequence[NodeState]) -> Refusal | None:
+    if any(not state.node.devices and state.liveness is Liveness.READY for state in nodes):
+        return None
+    return Refusal(Code.NODE_NOT_READY, "none", "at least one", "start one: shoal-agent run --role gateway")
 
 
 def _node(state: NodeState) -> Refusal | None:
