@@ -151,6 +151,17 @@ def test_what_a_document_would_have_to_give(asked: dict[str, Any], code: Code, n
     assert chosen(after) == ["a"]
 
 
+def test_a_model_that_computes_nothing_asks_for_no_precision() -> None:
+    fleet = fleet_of(node("a"), precisions=("fp32",))
+    computes = profile(precision="bf16")
+    moves = replace(computes, costs=tuple(cost for cost in computes.costs if cost.flops == 0))
+    found = candidate(only(place(inputs(fleet, intent(), profiles={moves.digest: moves}))), "a")
+    assert (found.chosen, found.refusal) == (True, None)
+    found = candidate(only(place(inputs(fleet, intent(), profiles={computes.digest: computes}))), "a").refusal
+    assert found is not None
+    assert found.code is Code.PRECISION_DENIED
+
+
 def test_operators_and_precisions_that_a_provider_was_not_seen_to_run() -> None:
     small = node("a", device("npu0", kind="npu"))
     fleet = fleet_of(small, operators=("Conv", "Relu"))

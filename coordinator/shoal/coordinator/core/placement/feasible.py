@@ -271,7 +271,8 @@ class Scope:
     def _device_faults(self, option: Option, require: Requirements) -> Iterator[Fault]:
         receipt, device = option.receipt, option.device
         where = f"{option.state.name}/{device.name}"
-        if receipt is not None and receipt.precisions and option.precision not in receipt.precisions:
+        computes = option.profile.flops > 0  # what only moves values asks for no arithmetic of their type
+        if computes and receipt is not None and receipt.precisions and option.precision not in receipt.precisions:
             found = f"{where} runs {', '.join(receipt.precisions)}"
             refusal = Refusal(Code.PRECISION_DENIED, found, option.precision)
             yield Fault(Order.PRECISION, refusal, physical(f"add a variant in {' or '.join(receipt.precisions)}"))
