@@ -67,30 +67,34 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     arrays = pickle.loads(Path(spec["arrays"]).read_bytes())
     triton, client = client_of(spec)
-    said = {"headers": {"authorization": f"Bearer {spec['bearer']}"}} if "bearer" in spec else {}
+
+    def said() -> dict[str, Any]:
+        """New ones for each call: the HTTP client adds its own to those that it is given."""
+        return {"headers": {"authorization": f"Bearer {spec['bearer']}"}} if "bearer" in spec else {}
+
     errors = __import__("tritonclient.utils").utils.InferenceServerException
     found: dict[str, Any] = {
-        "live": client.is_server_live(**said),
-        "ready": client.is_server_ready(**said),
-        "server": _plain(client.get_server_metadata(**said)),
-        "index": _plain(client.get_model_repository_index(**said)),
+        "live": client.is_server_live(**said()),
+        "ready": client.is_server_ready(**said()),
+        "server": _plain(client.get_server_metadata(**said())),
+        "index": _plain(client.get_model_repository_index(**said())),
         "models": {},
         "answers": {},
         "errors": {},
     }
     for model in spec["models"]:
         found["models"][model] = (
-            client.is_model_ready(model, **said),
-            _plain(client.get_model_metadata(model, **said)),
+            client.is_model_ready(model, **said()),
+            _plain(client.get_model_metadata(model, **said())),
         )
     for case in spec["cases"]:
         try:
-            found["answers"][case["name"]] = infer(triton, client, case, arrays, said)
+            found["answers"][case["name"]] = infer(triton, client, case, arrays, said())
         except errors as error:
             found["errors"][case["name"]] = (str(error.status()), error.message())
     for model in spec["unknown"]:
         try:
-            client.get_model_metadata(model, **said)
+            client.get_model_metadata(model, **said())
         except errors as error:
             found["errors"][f"metadata {model}"] = (str(error.status()), error.message())
     client.close()
