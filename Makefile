@@ -10,7 +10,7 @@ PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-long lint types protos docs bench clean
+.PHONY: help packages dev demo test test-long lint types protos docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,19 +29,22 @@ $(TEST_STAMP): $(STAMP) requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt magika silero-vad
 	touch $@
 
+packages:
+	@tests/packages.sh
+
 dev: $(TEST_STAMP) ## an environment to work in: .venv with every part installed in place
 
 demo: $(STAMP) ## the whole story on this machine, on real models, in about two minutes
 	$(BIN)/shoal demo
 
-test: $(TEST_STAMP) ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
+test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
 	rm -f report.json
 	$(BIN)/python -m pytest -q tests/unit tests/contract -n $(WORKERS) --dist loadscope
 	$(BIN)/python -m pytest -q tests/simulation
 	$(BIN)/python -m pytest -q tests/integration
 	PYTHONPATH=tests $(BIN)/python -m harness.report
 
-test-long: $(TEST_STAMP) ## the unscaled runs: minutes of real time each
+test-long: $(TEST_STAMP) packages ## the unscaled runs: minutes of real time each
 	$(BIN)/python -m pytest -q tests -m long
 
 lint: $(TEST_STAMP) ## ruff and the import contracts
