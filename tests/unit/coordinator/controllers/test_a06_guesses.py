@@ -1,0 +1,89 @@
+"""A06: a hundred thousand guesses at a join token, on the real controller, CA and store."""
+
+import base64
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.region import CountingIds, ManualClock
+from harness.report import IN_PROCESS, record
+from shoal.coordinator.controllers.enrolment import GUESSES, TOKENS, Enrolment, Token
+from shoal.coordinator.controllers.events import AUDIT, EventLog
+from shoal.coordinator.controllers.records import load
+from shoal.coordinator.identity.authority import FileAuthority
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.codes import Code, ShoalError
+from shoal.wire.enrol import new_key, request_pem
+from shoal.wire.token import SECRET_BYTES, JoinToken, parse_join_token
+
+SEED = 6
+ADDRESSES = 1000
+EACH = 100
+
+
+class Counters:
+    """ports.Meter."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def count(self, name: str, **labels: str) -> None:
+        self.counts[f"{name}/{labels['code']}"] += 1
+
+
+@pytest.mark.timeout(200)
+async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
+    """From a thousand addresses at once, random ones and the prize with one bit changed; then its owner redeems it."""
+    clock, meter = ManualClock(), Counters()
+    store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
+    authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
+    events = EventLog(store, clock, kept=1000, audit_kept=10_000)
+    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), meter)
+    prize = parse_join_token((await enrolment.create("agent", "edge-1", 3600.0, "ann")).text)
+    held = {each.key: each.value for each in await store.scan("")}
+    csr = request_pem(new_key(), "edge-1")
+    rng = np.random.default_rng(SEED)
+    near = _near(prize)
+    for number in range(ADDRESSES * EACH):
+        guess = near[number] if number < len(near) else _guess(prize, rng.bytes(SECRET_BYTES))
+        with pytest.raises(ShoalError) as refused:
+            await enrolment.redeem(guess, csr, "edge-1", peer=f"10.0.{number % ADDRESSES // 250}.{number % 250}")
+        assert refused.value.code in (Code.TOKEN_INVALID, Code.OVERLOADED)
+        assert not any(part in str(refused.value) for part in (prize.secret, prize.ca_sha256, "edge-1", "10.0."))
+    assert meter.counts == {
+        f"enrolment_refused/{Code.TOKEN_INVALID}": ADDRESSES * GUESSES,
+        f"enrolment_refused/{Code.OVERLOADED}": ADDRESSES * (EACH - GUESSES),
+    }
+    left = {each.key: each.value for each in await store.scan("") if not each.key.startswith(AUDIT)}
+    assert left == held, "nothing is stored of a guess"
+    audited = len(await store.scan(AUDIT))
+    assert audited == ADDRESSES, "one entry a minute for an address"
+    kept = [load(Token, each.value) for each in await store.scan(TOKENS)]
+    assert not any(prize.secret in str(each) for each in kept), "a secret is kept as its hash"
+    assert (await enrolment.redeem(prize.text, csr, "edge-1", peer="10.9.9.9")).name == "edge-1"
+    record("A06", IN_PROCESS, ADDRESSES * EACH, seed=SEED, redeemed=0, audit_entries=audited, addresses=ADDRESSES)
+    await store.close()
+
+
+def _guess(prize: JoinToken, secret: bytes) -> str:
+    return JoinToken(prize.region, prize.ca_sha256, _text(secret)).text
+
+
+def _near(prize: JoinToken) -> list[str]:
+    """Every secret that differs from the prize by one bit."""
+    secret = _bytes(prize.secret)
+    return [
+        _guess(prize, bytes(byte ^ (1 << bit) if at == place else byte for at, byte in enumerate(secret)))
+        for place in range(len(secret))
+        for bit in range(8)
+    ]
+
+
+def _text(secret: bytes) -> str:
+    return base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
+
+
+def _bytes(secret: str) -> bytes:
+    return base64.urlsafe_b64decode(secret + "=" * (-len(secret) % 4))
