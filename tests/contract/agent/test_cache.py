@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from contract.agent.test_journal import Heard
 
+from harness.report import record
 from harness.wait import until
 from shoal.agent.cache.directory import DirectoryCache
 from shoal.types.codes import Code, ShoalError, refuse
@@ -138,6 +139,7 @@ async def test_f33_a_part_that_rotted_on_disk_is_found_and_fetched_again(tmp_pat
         part.write_bytes(bent)
         assert await code_of(kept, digest_of(data), len(data)) is Code.MODEL_DIGEST
         assert (await ensure(kept, data)).read_bytes() == data
+    record("F33", "I", 100, what="a part that was fetched", found=100)
 
 
 async def test_f33_bytes_that_the_worker_found_wrong_are_set_aside_and_fetched_again(tmp_path: Path) -> None:

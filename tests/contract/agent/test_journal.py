@@ -12,6 +12,7 @@ from contract.agent.platter import Platter
 from unit.agent.core.samples import assignment, desired
 from unit.agent.core.test_receipt import CPU, GPU, receipt
 
+from harness.report import record
 from shoal.agent.journal.files import FileJournal
 from shoal.agent.journal.slots import Slots
 from shoal.types.assignment import DesiredSet
@@ -81,6 +82,7 @@ async def test_f14_power_cut_at_any_operation_loses_nothing_acknowledged(
         lost += found not in allowed
         _remove(where)
     assert lost == 0
+    record("F14", "I", 1000, what="an agent's desired set", lost=lost)
 
 
 async def _save(kept: FileJournal, each: DesiredSet, platter: Platter) -> int:
@@ -147,6 +149,7 @@ async def test_f15_corruption_is_found_and_the_last_verified_copy_restored(tmp_p
         )
         await again.save(newer)
         assert await journal(folder).load() == newer
+    record("F15", "I", 25, what="an agent's desired set", found=25)
 
 
 async def test_f15_with_no_verified_copy_it_says_so_and_goes_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from harness import store_writer
 from harness.disk import Chance, Platter, compile_disk, environment, operations
+from harness.report import record
 from harness.store_writer import RESERVE_BYTES, content, open_authority, states
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -64,6 +65,7 @@ async def test_f14_no_acknowledged_write_is_lost_to_a_power_cut(tmp_path: Path, 
         shutil.rmtree(found)
     assert not lost, lost[:5]
     assert acknowledged > COMMITS * 0.9, "the cuts did not reach the end"
+    record("F14", "P", CUTS, what="store and CA", commits=COMMITS, flushes=flushes, lost=len(lost))
 
 
 async def missing(root: Path, fingerprint: str, acknowledged: int, expected: list[Mapping[str, bytes]]) -> list[str]:
@@ -92,6 +94,8 @@ def test_f13_a_full_disk_refuses_writes_whole_and_lets_deletes_go_on(tmp_path: P
     assert report["deletes"] == report["refused"] + report["kept"], report
     assert (report["partial"], report["unread"], report["stuck"]) == (0, 0, 0), report
     assert (report["sound"], report["same"]) == (1, 1), report
+    figures = {name: report[name] for name in ("refused", "kept", "deletes", "partial", "stuck")}
+    record("F13", "P", report["refused"] + report["kept"], **figures)
 
 
 async def filled(directory: Path) -> dict[str, bytes]:
@@ -156,6 +160,7 @@ async def test_f15_a_damaged_store_is_found_set_aside_and_restored(tmp_path: Pat
         shutil.rmtree(directory)
     # Bytes that SQLite does not read (free space within a page, reserved header fields) may be damaged without effect.
     assert outcomes["found"] >= DAMAGES * 0.9, outcomes
+    record("F15", "P", DAMAGES, what="the store", **outcomes, unseen=0)
 
 
 async def test_f15_commits_behind_a_damaged_frame_of_the_wal_are_not_forgotten_silently(

@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.report import record
 from shoal.policies import Problem, load
 from shoal.policies.parse import MAX_ALIASES, MAX_DEPTH, MAX_NODES, parse, plain
 from shoal.types.codes import Code
@@ -66,6 +67,7 @@ def test_a46_refused_at_its_place_within_100_ms(text: str | bytes, code: Code, l
     assert first.refusal.remedy
     assert len(loaded.problems) <= 20
     assert min(took) <= 0.1, f"{min(took) * 1e3:.0f} ms"
+    record("A46", "I", len(took), code=code, best_ms=round(min(took) * 1e3, 1))
 
 
 @pytest.mark.parametrize("text", ["[" * LEVELS, "- " * LEVELS + "x", "a: !!python/name:os.system x\n", alias_bomb(9)])
