@@ -6,11 +6,13 @@ a chance-picked part is, in any order, writes torn at sectors. Names are durable
 then a prefix of the folder's changes is. Needs a C compiler (Debian: gcc, libc6-dev).
 """
 
+import errno
 import os
 import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -36,6 +38,31 @@ def environment(library: Path, root: Path, trace: Path | None = None) -> dict[st
     """Of a process whose files beneath `root` are watched. root: an absolute path without links."""
     watched = {**os.environ, "LD_PRELOAD": str(library), "SHOAL_DISK_ROOT": str(root)}
     return watched if trace is None else {**watched, "SHOAL_DISK_TRACE": str(trace)}
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """A file system of that size on `folder`. Fails where mounting is not allowed: such a run covers nothing."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", folder]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert mounted.returncode == 0, f"this row needs a small file system: {mounted.stderr}"
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(path: Path) -> None:
+    """Until the disk takes not a byte more."""
+    with path.open("ab", buffering=0) as file:
+        for size in (2**16, 1):
+            try:
+                while file.write(b"x" * size):
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
 
 
 @dataclass(frozen=True, slots=True)
