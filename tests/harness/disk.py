@@ -44,7 +44,7 @@ def environment(library: Path, root: Path, trace: Path | None = None) -> dict[st
 def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
     """A file system of that size on `folder`. Fails where mounting is not allowed: such a run covers nothing."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", folder]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     assert mounted.returncode == 0, f"this row needs a small file system: {mounted.stderr}"
     try:
