@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,12 @@ class Node:
         """Starts a worker. Raises AssertionError when it does not become ready."""
         if self.workers is None:
             self.workers = ProcessWorkers(
-                self.folder, SystemClock(), lambda name: CPU, lambda name: None, PoolOptions(spare=False)
+                self.folder,
+                Path(tempfile.gettempdir()),
+                SystemClock(),
+                lambda name: CPU,
+                lambda name: None,
+                PoolOptions(spare=False),
             )
             self._listening = asyncio.create_task(self._listen(self.workers))
         content = model.read_bytes()

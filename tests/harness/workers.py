@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -59,7 +60,9 @@ class Pool:
         self.device = device
         self.keep = keep
         self.events: list[WorkerEvent] = []
-        self.workers = ProcessWorkers(self.run, SystemClock(), {device.name: device}.get, lambda _: pace, options)
+        self.workers = ProcessWorkers(
+            self.run, Path(tempfile.gettempdir()), SystemClock(), {device.name: device}.get, lambda _: pace, options
+        )
 
     async def __aenter__(self) -> Self:
         self.adopted = await self.workers.adopt()

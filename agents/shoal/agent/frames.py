@@ -300,7 +300,8 @@ class FrameServer:
             task.cancel()
         if serving:
             await asyncio.wait(serving)
-        self._path.unlink(missing_ok=True)
+        with suppress(PermissionError):  # a confined worker may make its socket only: its supervisor removes it
+            self._path.unlink(missing_ok=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer), name=f"frames {self._path.name}")

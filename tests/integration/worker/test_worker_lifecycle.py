@@ -254,6 +254,8 @@ async def test_a35_a50_what_a_worker_does_not_have(tmp_path: Path) -> None:
             assert local.nonce.encode() not in seen
             # a network of its own, with nothing in it that is up
             assert (proc / "ns/net").stat().st_ino != Path("/proc/self/ns/net").stat().st_ino
+            status = (proc / "status").read_text()
+            assert "CapEff:\t0000000000000000" in status
             for path in pool.run.glob("worker-*.json"):
                 assert path.stat().st_mode & 0o777 == 0o600
             assert pool.run.stat().st_mode & 0o777 == 0o700

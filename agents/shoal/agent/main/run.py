@@ -61,8 +61,10 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
     clock = SystemClock(floor.load())
     journal = FileJournal(config.state_dir / "journal", log)
     front = FrontProcess(_front_config(config, files, identity), FRONT_COMMAND, clock)
+    cache = config.state_dir / "cache"
     workers = ProcessWorkers(
         config.state_dir / "run",
+        cache,
         clock,
         device=lambda name: supervisor.device(name),
         pace=lambda name: supervisor.pace(name),
@@ -83,7 +85,7 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         workers=workers,
         front=front,
         journal=journal,
-        cache=DirectoryCache(config.state_dir / "cache", models.fetch, log, quota=config.cache_quota),
+        cache=DirectoryCache(cache, models.fetch, log, quota=config.cache_quota),
         signer=KeySigner(files.key.read_bytes(), region=identity.region, node=identity.name),
         clock=clock,
         nonce=lambda: secrets.token_hex(16),

@@ -17,6 +17,8 @@ from shoal.agent.worker.tensors import DATATYPES, Array, specs_of
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
 
+ort.disable_telemetry_events()
+
 _BFLOAT16: Final = 16
 """onnx.TensorProto.BFLOAT16"""
 _WEIGHTS_FOLDER_KEY: Final = "session.model_external_initializers_file_folder_path"
@@ -169,11 +171,6 @@ def warm_up(
             "export the model so that it runs at its reference shapes",
         ) from error
     return feeds, tuple(times)
-
-
-def _filled(shape: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]:
-    dims = enumerate(shape or given)
-    return tuple(dim if dim >= 0 else (given[axis] if axis < len(given) else 1) for axis, dim in dims)
 
 
 def _to_value(array: Array) -> ort.OrtValue:

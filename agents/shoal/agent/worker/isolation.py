@@ -1,6 +1,5 @@
-"""What a worker gives up before it reads strangers' bytes: the network, its claim to memory, its priority."""
+"""What a worker gives up before it reads strangers' bytes: the network, files, its claim to memory, its priority."""
 
-import ctypes
 import os
 import resource
 import threading
@@ -10,33 +9,34 @@ from typing import Final, TypeVar
 
 import structlog
 
+from shoal.agent.worker.messages import SLOTS
+from shoal.wire import sandbox
+from shoal.wire.sandbox import Access
+
 _log = structlog.get_logger(__name__)
-_CLONE_NEWUSER: Final = 0x10000000
-_CLONE_NEWNET: Final = 0x40000000
-_PR_SET_NO_NEW_PRIVS: Final = 38
 _OOM_SCORE_ADJ: Final = "800"
 """Of 1000: the machine's killer takes a worker before anything else of the agent."""
 _LOAD_NICE: Final = 10
 
+_PEAK: Final = Path("/proc/self/clear_refs")
+
 T = TypeVar("T")
 
 
-def isolate() -> None:
-    """For a process with one thread. Where the kernel forbids a step it is logged, and the rest still done."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    uid, gid = os.getuid(), os.getgid()
-    if libc.unshare(_CLONE_NEWNET) != 0:
-        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
-            Path("/proc/self/setgroups").write_text("deny")
-            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-        else:
-            _log.warning("network_not_isolated", reason=os.strerror(ctypes.get_errno()))
+def isolate(run: Path, models: Path) -> None:
+    """For a process with one thread. Where the kernel forbids a step it is logged, and the rest still done.
+
+    run: where its socket will be and `slots/` is, and nothing that it could read. models: whose files it can open if it
+    knows their names, which are digests, and cannot list.
+    """
     try:
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE_ADJ)
     except OSError as error:
         _log.warning("oom_score_not_set", reason=str(error))
+    own = {run: Access.MAKE_SOCKET, run / SLOTS: Access.KEEP, models: Access.OPEN}
+    own[_PEAK] = Access.WRITE | Access.TRUNCATE
+    for refused in sandbox.enter(sandbox.runtime() | own):
+        _log.warning("not_isolated", reason=refused)
 
 
 def limit_memory(extra_bytes: int) -> None:
@@ -61,7 +61,7 @@ def peak_resident_bytes() -> int:
 
 
 def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
+    _PEAK.write_text("5")
 
 
 def at_low_priority(work: Callable[[], T]) -> T:

@@ -21,15 +21,18 @@ from shoal.agent.worker import isolation
 ORPHAN_AFTER_S = 60.0
 
 
-def run(socket: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S) -> None:
-    """Serves until told to stop or orphaned; does not return. A fatal signal leaves its stack in `SOCKET.crash`."""
+def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S) -> None:
+    """Serves until told to stop or orphaned; does not return. A fatal signal leaves its stack in `SOCKET.crash`.
+
+    models: the folder of what it will be told to load.
+    """
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
-    isolation.isolate()
     with socket.with_suffix(".crash").open("w") as crash:
+        isolation.isolate(socket.parent, models)
         faulthandler.enable(crash)
         asyncio.run(_serve(socket, nonce, orphan_after_s))
         sys.stderr.flush()
@@ -69,11 +72,12 @@ def _say_ready() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="shoal-worker")
     parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--orphan-after", type=float, default=ORPHAN_AFTER_S)
     arguments = parser.parse_args()
     nonce = sys.stdin.readline().strip()
     sys.stdin.close()
-    run(arguments.socket, nonce, arguments.orphan_after)
+    run(arguments.socket, arguments.models, nonce, arguments.orphan_after)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from shoal.agent.ports import Pace
 from shoal.types.assignment import Measured, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates
+
+SLOTS: Final = "slots"
+"""Folder in the run folder for the locks of emulated devices: all that a worker may write."""
 
 T = TypeVar("T")
 

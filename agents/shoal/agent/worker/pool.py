@@ -27,7 +27,7 @@ from shoal.agent.ports import (
     WorkerReady,
     WorkerStats,
 )
-from shoal.agent.worker.messages import LoadOrder, Meters, Probed, ProbeOrder, State, WorkerStatus, pack, unpack
+from shoal.agent.worker.messages import SLOTS, LoadOrder, Meters, Probed, ProbeOrder, State, WorkerStatus, pack, unpack
 from shoal.agent.worker.process import WorkerProcess, oom_kills
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -77,17 +77,22 @@ class _Replica:
 
 
 class ProcessWorkers:
-    """Worker processes with their files under `folder`. device, pace: what the drivers say of a device, by its name."""
+    """Worker processes with their files under `folder`, and their models' in `models`.
+
+    device, pace: what the drivers say of a device, by its name.
+    """
 
     def __init__(
         self,
         folder: Path,
+        models: Path,
         clock: Clock,
         device: Callable[[str], Device | None],
         pace: Callable[[str], Pace | None],
         options: PoolOptions | None = None,
     ) -> None:
         self._folder = folder
+        self._models = models
         self._clock = clock
         self._device = device
         self._pace = pace
@@ -104,6 +109,7 @@ class ProcessWorkers:
         self._oom_kills = oom_kills()
         self._closed = False
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / SLOTS).mkdir(mode=0o700, exist_ok=True)
 
     async def adopt(self) -> tuple[WorkerAdopted, ...]:
         """Also sees to the spare worker."""
@@ -319,7 +325,7 @@ class ProcessWorkers:
 
     def _keep_spare(self) -> None:
         if self._spare is None and not self._closed:
-            self._spare = WorkerProcess.spawn(self._folder, self._options.orphan_after_s, self._exited)
+            self._spare = WorkerProcess.spawn(self._folder, self._models, self._options.orphan_after_s, self._exited)
             self._spare_ready = self._task(self._greet(self._spare))
 
     async def _greet(self, process: WorkerProcess) -> None:
@@ -342,7 +348,7 @@ class ProcessWorkers:
         if device is None:
             raise refuse(Code.DEVICE_LOST, assignment.device, "a device of this node", "it is placed elsewhere")
         options = self._options
-        slots = (str(self._folder / f"{device.name}-{n}.lock") for n in range(device.parallelism))
+        slots = (str(self._folder / SLOTS / f"{device.name}-{n}.lock") for n in range(device.parallelism))
         limit = options.memory_floor + options.memory_slack * assignment.memory_bytes if assignment.memory_bytes else 0
         return LoadOrder(
             assignment=assignment.id,

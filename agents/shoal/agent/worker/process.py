@@ -62,11 +62,14 @@ class WorkerProcess:
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
 
     @classmethod
-    def spawn(cls, folder: Path, orphan_after_s: float, on_exit: Callable[["WorkerProcess"], None]) -> Self:
+    def spawn(
+        cls, folder: Path, models: Path, orphan_after_s: float, on_exit: Callable[["WorkerProcess"], None]
+    ) -> Self:
         """Raises OSError. The nonce goes through standard input: arguments and environment can be read by others."""
         name, nonce = f"worker-{secrets.token_hex(4)}", secrets.token_hex(16)
         command = [sys.executable, "-P", "-m", "shoal.agent.worker.main"]
-        command += ["--socket", str(folder / f"{name}.sock"), "--orphan-after", str(orphan_after_s)]
+        command += ["--socket", str(folder / f"{name}.sock"), "--models", str(models)]
+        command += ["--orphan-after", str(orphan_after_s)]
         with (folder / f"{name}.log").open("wb") as log:
             popen = subprocess.Popen(
                 command,

@@ -198,6 +198,9 @@ class Service:
             self._refuse(order, error.refusal)
         except MemoryError as error:
             self._refuse(order, Refusal(Code.OUT_OF_MEMORY, str(error)))
+        except Exception as error:  # else it would stay `loading`, in silence, until its deadline
+            _log.exception("load_failed")
+            self._refuse(order, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
 
     def _refuse(self, order: LoadOrder, refusal: Refusal) -> None:
         isolation.limit_memory(0)

@@ -4,7 +4,6 @@ Started by `inspect.ChildInspector` only. The order matters: nothing of the mode
 the libraries that read it are imported under those limits too.
 """
 
-import ctypes
 import json
 import os
 import resource
@@ -16,13 +15,10 @@ from typing import Any, Final
 
 from shoal.coordinator.core.graph.rules import Rules
 from shoal.types.codes import Code, Refusal
+from shoal.wire import sandbox
 
 PROFILE: Final = b"P"
 REFUSAL: Final = b"R"
-
-_CLONE_NEWUSER: Final = 0x10000000
-_CLONE_NEWNET: Final = 0x40000000
-_PR_SET_NO_NEW_PRIVS: Final = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ def main() -> None:
 
 
 def confine(errand: Errand) -> None:
-    """Limits that the kernel keeps. Leaving the network needs an unprivileged user namespace; without, it stays."""
+    """Limits that the kernel keeps; the coordinator's keys and the network are out of reach where it can do that."""
     cpu = max(1, int(errand.cpu_s))
     for what, soft, hard in (
         (resource.RLIMIT_AS, errand.memory_bytes, errand.memory_bytes),
@@ -68,9 +64,7 @@ def confine(errand: Errand) -> None:
     ):
         resource.setrlimit(what, (soft, hard))
     signal.alarm(max(1, int(errand.deadline_s) + 1))
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+    sandbox.enter(sandbox.runtime())
 
 
 def inspect(errand: Errand) -> bytes:

@@ -205,8 +205,8 @@ async def test_a_child_that_was_taken_over_cannot_do_much(tmp_path: Path) -> Non
     said, _ = await child.communicate()
     server.close()
     found = json.loads(said)
-    assert found["write"] == "OSError"
-    assert (tmp_path / "file").stat().st_size == 0
+    assert found["write"] in ("PermissionError", "OSError"), "no such file may be made, or nothing written to it"
+    assert not (tmp_path / "file").exists() or (tmp_path / "file").stat().st_size == 0
     assert (found["memory"], found["files"], found["cpu"]) == ("MemoryError", "OSError", 3)
     assert not found["privileges"]
     assert (found["reach"] == "done") is not found["namespace"]

@@ -1,0 +1,138 @@
+"""What a process gives up before it reads strangers' bytes: the network, other files, other processes, privileges.
+
+Agents (workers) and coordinators (inspection) keep their keys under the user that these processes run as, so ordinary
+permissions do not part them: Landlock does, with namespaces for the network. Linux on any architecture whose system
+calls from 424 on are numbered alike (all but Alpha).
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from enum import IntFlag
+from pathlib import Path
+from typing import Final
+
+_CREATE_RULESET: Final = 444
+_ADD_RULE: Final = 445
+_RESTRICT_SELF: Final = 446
+_CREATE_RULESET_VERSION: Final = 1
+_RULE_PATH_BENEATH: Final = 1
+_SCOPED: Final = 0b11
+"""Abstract Unix sockets and signals stay inside (from version 6 of Landlock on)."""
+_SCOPED_SINCE: Final = 6
+_HANDLED: Final = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF}
+"""Every file right that a version of Landlock can refuse."""
+
+_CLONE_NEWUSER: Final = 0x10000000
+_CLONE_NEWNET: Final = 0x40000000
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITY_VERSION: Final = 0x20080522
+
+
+class Access(IntFlag):
+    """Rights beneath a path, numbered as Landlock numbers them. OPEN: of a file whose name is known, without LIST."""
+
+    WRITE = 1 << 1
+    OPEN = 1 << 2
+    LIST = 1 << 3
+    REMOVE = 1 << 5
+    MAKE_FILE = 1 << 8
+    MAKE_SOCKET = 1 << 9
+    TRUNCATE = 1 << 14
+    READ = OPEN | LIST
+    KEEP = READ | WRITE | REMOVE | MAKE_FILE | TRUNCATE
+
+
+_OF_FILES: Final = Access.OPEN | Access.WRITE | Access.TRUNCATE
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("ports", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("access", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+class _CapabilityHead(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def enter(grants: Mapping[Path, Access]) -> tuple[str, ...]:
+    """For good, and for every child. Only for a process with one thread: the kernel does most of it by thread.
+
+    grants: what is left of the file system; paths that are not there are passed over. Returns what this kernel would
+    not do, in words.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    refused = (_leave_network(libc), _leave_files(libc, grants), _drop_capabilities(libc))
+    return tuple(each for each in refused if each)
+
+
+def runtime() -> dict[Path, Access]:
+    """What a Python process reads to go on importing and running: interpreter, packages, system libraries, /proc."""
+    searched = (*sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    roots = {Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in searched if path not in ("", "/"))}
+    system = map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/proc", "/sys"))
+    grants = dict.fromkeys((*roots, *system), Access.READ)
+    devices = (*map(Path, ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")), *Path("/dev").glob("nvidia*"))
+    return grants | dict.fromkeys(devices, Access.READ | Access.WRITE)
+
+
+def _leave_network(libc: ctypes.CDLL) -> str:
+    """In a user namespace also for root, whom a namespace of the network alone would not keep from going back."""
+    uid, gid = os.geteuid(), os.getegid()
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        return ""
+    if libc.unshare(_CLONE_NEWNET) == 0:
+        return ""  # root where user namespaces are forbidden; what follows takes its way back
+    return f"network: {os.strerror(ctypes.get_errno())}"
+
+
+def _leave_files(libc: ctypes.CDLL, grants: Mapping[Path, Access]) -> str:
+    version = libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    if version < 1:
+        return f"files: {os.strerror(ctypes.get_errno())}"
+    handled = _HANDLED[min(version, max(_HANDLED))]
+    asked = _Ruleset(handled, 0, _SCOPED if version >= _SCOPED_SINCE else 0)
+    size = ctypes.sizeof(asked) if version >= _SCOPED_SINCE else ctypes.sizeof(ctypes.c_uint64)
+    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(asked), size, 0)
+    if ruleset < 0:
+        return f"files: {os.strerror(ctypes.get_errno())}"
+    try:
+        _grant(libc, ruleset, handled, grants.items())
+        if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
+            return f"files: {os.strerror(ctypes.get_errno())}"
+    finally:
+        os.close(ruleset)
+    return "" if version >= _SCOPED_SINCE else "signals to other processes: an old kernel"
+
+
+def _grant(libc: ctypes.CDLL, ruleset: int, handled: int, grants: Iterable[tuple[Path, Access]]) -> None:
+    """Raises OSError when a path that is there cannot be granted."""
+    for path, access in grants:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                rights = access & handled if path.is_dir() else access & handled & _OF_FILES
+                rule = _Beneath(rights, parent)
+                if libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0) != 0:
+                    raise OSError(ctypes.get_errno(), f"cannot grant {path}")
+            finally:
+                os.close(parent)
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> str:
+    """A new user namespace brought all of them, within itself."""
+    head = _CapabilityHead(_CAPABILITY_VERSION, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    if libc.capset(ctypes.byref(head), ctypes.byref(nothing)) != 0:
+        return f"capabilities: {os.strerror(ctypes.get_errno())}"
+    return ""
