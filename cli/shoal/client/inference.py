@@ -42,7 +42,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """outputs by name; headers as the gateway sent them (`shoal-node`, `shoal-assignment`, ..)."""
+    """outputs by name; headers as the gateway sent them, names in lower case."""
 
     outputs: dict[str, NDArray[Any]]
     headers: dict[str, str]

@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from shoal.cli.options import chosen, connection, output, tenant
-from shoal.cli.render.output import emit, line, table
+from shoal.cli.render.output import emit, table
 from shoal.client import Context, Inference, Region
 from shoal.client.inference import DTYPES
 from shoal.types.codes import Code, refuse
@@ -49,13 +49,6 @@ def infer(
             for name, value in answer.outputs.items()
         ],
     )
-    where = [
-        f"{key.removeprefix('shoal-')} {answer.headers[key]}"
-        for key in ("shoal-node", "shoal-assignment")
-        if key in answer.headers
-    ]
-    if where:
-        line("answered by " + ", ".join(where), "dim")
 
 
 def gateway_of(context: Context) -> str:

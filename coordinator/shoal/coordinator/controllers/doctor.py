@@ -15,6 +15,18 @@ from shoal.types.codes import Code, Refusal
 REGION: Final = "region"
 AGENT: Final = "agent"
 
+PROGRESS: Final = frozenset(
+    {
+        Code.WAITING_FOR_LINK,
+        Code.WAITING_FOR_FETCH,
+        Code.WAITING_FOR_LOAD,
+        Code.WAITING_FOR_WARMUP,
+        Code.WAITING_FOR_DRAIN,
+        Code.WAITING_FOR_REPLACEMENT,
+    }
+)
+"""Something on its way; when it takes longer than it may, an invariant (I5) says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -39,9 +51,10 @@ async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
         refusal = Refusal(Code.INTERNAL, f"{each.subject}: {each.message}", each.invariant, remedy)
         yield Check(REGION, f"invariant {each.invariant}", refusal)
     for wait in region.workloads.waits:
-        remedy = f"shoal explain {wait.workload.name} --tenant {wait.workload.tenant}"
-        refusal = Refusal(wait.code, wait.reason, "", remedy)
-        yield Check(REGION, f"workload {wait.workload} {wait.assignment}".strip(), refusal)
+        if wait.code not in PROGRESS:
+            remedy = f"shoal explain {wait.workload.name} --tenant {wait.workload.tenant}"
+            refusal = Refusal(wait.code, wait.reason, "", remedy)
+            yield Check(REGION, f"workload {wait.workload} {wait.assignment}".strip(), refusal)
     nodes = sorted(region.fleet.fleet.nodes.values(), key=lambda state: state.name)
     yield Check(REGION, "a gateway answers", _gateway(nodes))
     for state in nodes:
