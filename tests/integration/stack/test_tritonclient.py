@@ -39,9 +39,8 @@ def scene(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
         stack.serves(name)
     files, bearer = stack.tenant(TENANT)
     yield Scene(stack, suite, files, bearer)
-    with stack.api() as api:
-        for name in suite.models:
-            api.delete("workload", name, TENANT)
+    for name in suite.models:
+        stack.forget(name, TENANT)
 
 
 @pytest.mark.parametrize("way", WAYS)
