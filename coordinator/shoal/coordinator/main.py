@@ -3,10 +3,11 @@
 import argparse
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -38,10 +39,14 @@ from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.identity import check_name
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, server_options
+from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
 STOP_S: Final = 2.0
 """Calls that run when a stop is asked for may end within this time."""
+
+ROLES: Final = ("region", "federation")
+LEVELS: Final = ("debug", "info", "warning", "error")
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -137,7 +142,9 @@ async def _run(config: Config) -> None:
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
         enrol = _listen(enrol_server, config.enrol, identity.credentials(client_certificates=False))
         meter.observe(lambda: _gauges(region, links))
-        metrics = _serve_metrics(meter, config.metrics, identity.folder)
+        folder = identity.folder
+        scraped = Guard(config.region, folder / "cert.pem", folder / "key.pem", folder / "ca.pem", clock.wall)
+        metrics = _serve_metrics(meter, config.metrics, scraped)
 
         await api.start()
         await enrol_server.start()
@@ -218,15 +225,9 @@ def _listen(server: Any, address: Address, credentials: grpc.ServerCredentials) 
     return Address(address.host, port)
 
 
-def _serve_metrics(meter: PrometheusMeter, address: Address, folder: Path) -> Address:
+def _serve_metrics(meter: PrometheusMeter, address: Address, scraped: Guard) -> Address:
     try:
-        port = meter.serve(
-            address.host,
-            address.port,
-            certificate=folder / "cert.pem",
-            key=folder / "key.pem",
-            ca=folder / "ca.pem",
-        )
+        port = meter.serve(address.host, address.port, scraped)
     except OSError as cause:
         raise _cannot_listen(address) from cause
     return Address(address.host, port)
@@ -274,8 +275,8 @@ def _config(options: argparse.Namespace) -> Config:
         metrics=_address(options.metrics),
         advertise=options.advertise or ("127.0.0.1" if _is_any(link.host) else link.host),
         store=options.store,
-        backup_every_s=float(options.backup_every),
-        seed=int(options.seed),
+        backup_every_s=options.backup_every,
+        seed=options.seed,
         log_level=options.log_level,
     )
 
@@ -287,13 +288,37 @@ def _address(text: str) -> Address:
     return Address(host.strip("[]"), int(port))
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a positive number")
+    return seconds
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    """Also of what a variable says, which argparse's own choices would not judge."""
+
+    def check(text: str) -> str:
+        if text not in allowed:
+            raise argparse.ArgumentTypeError(f"{text!r:.80} is not one of {', '.join(allowed)}")
+        return text
+
+    return check
+
+
 def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     def default(name: str, otherwise: str) -> str:
         return environment.get(f"SHOAL_{name}", otherwise)
 
     parser = argparse.ArgumentParser(prog="shoal-coordinator", description=__doc__)
     run = parser.add_subparsers(dest="verb", required=True).add_parser("run", help="run a coordinator")
-    run.add_argument("--role", choices=("region", "federation"), default=default("ROLE", "region"))
+    run.add_argument(
+        "--role",
+        type=_one_of(*ROLES),
+        default=default("ROLE", "region"),
+        metavar="|".join(ROLES),
+        help="what it serves",
+    )
     run.add_argument("--region", default=default("REGION", "local"), help="the region's name")
     run.add_argument(
         "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
@@ -304,8 +329,13 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
     run.add_argument("--store", default=default("STORE", "sqlite"))
     run.add_argument(
-        "--backup-every", default=default("BACKUP_EVERY", "60"), help="seconds between copies of the store"
+        "--backup-every",
+        type=_seconds,
+        default=default("BACKUP_EVERY", "60"),
+        help="seconds between copies of the store",
     )
-    run.add_argument("--seed", default=default("SEED", "0"), help="of choices that placement leaves open")
-    run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=default("LOG_LEVEL", "info"))
+    run.add_argument("--seed", type=int, default=default("SEED", "0"), help="of choices that placement leaves open")
+    run.add_argument(
+        "--log-level", type=_one_of(*LEVELS), default=default("LOG_LEVEL", "info"), metavar="|".join(LEVELS)
+    )
     return parser

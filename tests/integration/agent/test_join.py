@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -131,11 +132,15 @@ def test_a_gateway_runs_is_seen_measured_and_well(town: Town, tmp_path: Path) ->
         assert view.node.grpc_address == said["grpc"]
         assert not list((state / "run").glob("worker-*")), "a gateway runs no worker"
 
-        metrics = _scrape(said["metrics"], state / "identity")
+        operator = Path(town.said["operator_dir"])
+        metrics = _scrape(said["metrics"], operator)
         assert "shoal_agent_linked 1.0" in metrics
         assert "shoal_agent_front_ready 1.0" in metrics
         with pytest.raises(OSError):
-            _scrape(said["metrics"], state / "identity", certificate=False)
+            _scrape(said["metrics"], operator, certificate=False)
+        with pytest.raises(HTTPError) as node:
+            _scrape(said["metrics"], state / "identity")
+        assert node.value.code == 403, "metrics name every tenant's workloads"
 
         second = town.agent(*run, "--role", "gateway")
         assert second.stderr.startswith(Code.CONFLICT), "one agent a state directory"

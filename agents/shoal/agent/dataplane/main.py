@@ -16,7 +16,7 @@ from typing import IO, Final
 
 import psutil
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import FrontConfig
@@ -29,6 +29,7 @@ from shoal.agent.dataplane.transport import TlsFiles, Transport
 from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Clock
 from shoal.types.units import Seconds
+from shoal.wire import scrape
 
 EXIT_TWIN: Final = 75
 """Another front holds this agent's run folder."""
@@ -69,7 +70,7 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal's group: the supervisor decides
-    _serve_metrics(config, plane)
+    _serve_metrics(config, plane, clock)
     await server.start()
     _write_record(config, nonce)
     over = asyncio.create_task(_until_over(stages.stopped, server, config.orphan_after_s))
@@ -161,17 +162,11 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
     fresh.replace(path)
 
 
-def _serve_metrics(config: FrontConfig, plane: DataPlane) -> None:
+def _serve_metrics(config: FrontConfig, plane: DataPlane, clock: Clock) -> None:
     if config.metrics_port is None:
         return
     registry = CollectorRegistry()
     registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected))
-    start_http_server(
-        config.metrics_port,
-        config.host,
-        registry,
-        certfile=config.certificate,
-        keyfile=config.key,
-        client_cafile=config.authority,
-        client_auth_required=True,
-    )
+    files = Path(config.certificate), Path(config.key), Path(config.authority)
+    guard = scrape.Guard(config.region, *files, clock.wall)
+    scrape.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)

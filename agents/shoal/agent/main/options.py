@@ -1,6 +1,7 @@
 """The command line of `shoal-agent` and its SHOAL_* variables, read into one frozen Config."""
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     _option(join, "--name", help="of this node; default: its host name")
 
     run = commands.add_parser("run", help="serve until SIGTERM")
-    _option(run, "--role", choices=tuple(ROLES), default="node", help="gateway: routes requests, runs no model")
+    _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")
     _option(run, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
     _option(run, "--grpc", type=_address, default="127.0.0.1:8001", help="HOST:PORT for requests, client certificate")
     _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
@@ -83,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--no-cpu", action="store_true", default=bool(os.environ.get("SHOAL_NO_CPU")), help="leave out the CPU"
     )
-    _option(run, "--time-scale", type=float, default="1", help="emulated devices answer so many times slower")
+    _option(run, "--time-scale", type=_scale, default="1", help="emulated devices answer so many times slower")
     _option(run, "--cache-quota", type=_size, default="4GiB", help="for model bytes on disk")
 
     for each in (join, run):
@@ -108,6 +109,20 @@ def _option(parser: argparse.ArgumentParser, flag: str, **settings: object) -> N
     if given is not None:
         settings |= {"default": given, "required": False}
     parser.add_argument(flag, **settings)  # type: ignore[arg-type]
+
+
+def _role(text: str) -> Role:
+    """Also of SHOAL_ROLE, which argparse's own choices would not judge."""
+    if text not in ROLES:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not one of {', '.join(ROLES)}")
+    return ROLES[text]
+
+
+def _scale(text: str) -> float:
+    scale = float(text)
+    if not 0.0 < scale < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a positive number")
+    return scale
 
 
 def _address(text: str) -> Address:
@@ -137,7 +152,7 @@ def _folder(text: str) -> Path:
 
 def config(parsed: argparse.Namespace) -> Config:
     return Config(
-        role=ROLES[parsed.role],
+        role=parsed.role,
         state_dir=parsed.state_dir,
         coordinator=parsed.coordinator,
         grpc=parsed.grpc,

@@ -30,6 +30,7 @@ from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.wire.identity import Identity
+from shoal.wire.scrape import Guard
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
 FLOOR_EVERY_S = Seconds(60.0)
@@ -71,9 +72,8 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         options=PoolOptions(spare=config.role is Role.AGENT),
     )
     listening = await front.start()
-    metrics_port = metrics.serve(
-        str(config.metrics), lambda: supervisor.snapshot, key=files.key, certificate=files.certificate, ca=files.ca
-    )
+    guard = Guard(identity.region, files.certificate, files.key, files.ca, clock.wall)
+    metrics_port = metrics.serve(str(config.metrics), lambda: supervisor.snapshot, guard)
     models = GrpcModels(files, coordinator)
     options = DriverOptions(emulate=config.emulate, time_scale=config.time_scale)
     node = _node(config, member, identity, listening, metrics_port)

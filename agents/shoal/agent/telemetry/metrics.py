@@ -1,15 +1,15 @@
 """Prometheus metrics of one agent, made from the supervisor's last snapshot and served with mTLS."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shoal.agent.supervisor import Snapshot
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, refuse
+from shoal.wire import scrape
 
 
 class AgentCollector(Collector):
@@ -40,7 +40,7 @@ class AgentCollector(Collector):
         yield ingress
 
 
-def serve(address: str, snapshot: Callable[[], Snapshot], *, key: Path, certificate: Path, ca: Path) -> int:
+def serve(address: str, snapshot: Callable[[], Snapshot], guard: scrape.Guard) -> int:
     """Serves in a thread of its own until the process ends; returns the bound port. Raises ShoalError(CONFLICT)."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(snapshot))
@@ -48,20 +48,11 @@ def serve(address: str, snapshot: Callable[[], Snapshot], *, key: Path, certific
     PlatformCollector(registry=registry)
     host, _, port = address.rpartition(":")
     try:
-        server, _ = start_http_server(
-            int(port),
-            host,
-            registry,
-            certfile=str(certificate),
-            keyfile=str(key),
-            client_cafile=str(ca),
-            client_auth_required=True,
-        )
+        return scrape.serve(make_wsgi_app(registry), host, int(port), guard)
     except OSError as cause:
         raise refuse(
             Code.CONFLICT, f"{address}: {cause.strerror}", "a free port", "choose another --metrics"
         ) from cause
-    return server.server_port
 
 
 def _assignments(observed: tuple[Observed, ...]) -> Iterator[Metric]:

@@ -1,11 +1,12 @@
 """Prometheus metrics of the coordinator, served with mTLS on a port of their own."""
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client import CollectorRegistry, Counter, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from shoal.wire import scrape
 
 PREFIX = "shoal_coordinator"
 Gauges = Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
@@ -31,18 +32,9 @@ class PrometheusMeter:
         """gauges: read at each scrape."""
         self.registry.register(_Reader(gauges))
 
-    def serve(self, host: str, port: int, *, certificate: Path, key: Path, ca: Path) -> int:
-        """The port bound; a scraper needs a certificate of the region."""
-        server, _ = start_http_server(
-            port,
-            host,
-            self.registry,
-            certfile=str(certificate),
-            keyfile=str(key),
-            client_cafile=str(ca),
-            client_auth_required=True,
-        )
-        return int(server.server_port)
+    def serve(self, host: str, port: int, guard: scrape.Guard) -> int:
+        """The port bound. Raises OSError."""
+        return scrape.serve(make_wsgi_app(self.registry), host, port, guard)
 
 
 class _Reader(Collector):
