@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ import pytest
 import pytest_asyncio
 from integration.agent.region import NODE, REGION, Coordinator, Machine, assignment, ready
 
+from harness import onnx_models
 from harness.contention import slowed_by_others
 from harness.oip import Failed, GrpcClient, Tensor
 from harness.pki import Authority
+from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.types.assignment import Phase, Version
@@ -50,6 +53,9 @@ class Scene:
     def want(self, *assignments: Any) -> None:
         self.generation += 1
         self.coordinator.want(*assignments, generation=self.generation)
+
+    def refused(self, name: str, code: Code) -> bool:
+        return self.coordinator.observed[name].code is code
 
     async def infer(self, client: GrpcClient, timeout: float = 5.0) -> bytes:
         return (await client.infer("angle", [self.input], timeout=timeout)).outputs[0].raw
@@ -182,6 +188,7 @@ async def test_f02_killed_worker_is_back_within_its_load_time_and_half_a_second(
     told = scene.machine.logged("event", before)
     assert [each["code"] for each in told if each["subject"] == ONE] == [Code.WORKER_KILLED], "seen, and no crash"
     assert len(scene.coordinator.fetched) == 1, "from the cache"
+    record("F02", "P", 1, away_s=round(away, 3), load_s=round(observed.measured.load_s, 3))
 
 
 async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost(scene: Scene) -> None:
@@ -219,6 +226,9 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     assert scene.machine.logged("booted", before)[0]["adopted"] == 1
     slowed = await asyncio.to_thread(slowed_by_others)
     assert adopted - slowed <= 2.0, f"of which {slowed:.2f}s because other programs hold the machine's cores"
+    record(
+        "F03", "P", 1, sent=len(answered), lost=len(lost), adopted_s=round(adopted, 2), others_took_s=round(slowed, 2)
+    )
 
 
 async def test_f39_a_worker_that_crashes_three_times_is_poisoned_and_nothing_else_is_touched(scene: Scene) -> None:
@@ -243,6 +253,7 @@ async def test_f39_a_worker_that_crashes_three_times_is_poisoned_and_nothing_els
     assert {phase for name, phase in scene.coordinator.phases[phases:] if name == ONE} <= {Phase.READY}
     assert await scene.infer(scene.client()) == scene.right
     assert any(each.code == Code.POISONED for each in scene.coordinator.events[events:])
+    record("F39", "P", 1, crashes=len(killed), other_assignments_touched=0)
     scene.want(scene.asked(ONE))
     await until(lambda: TWO not in scene.coordinator.observed, 10.0, "it to be gone")
 
@@ -260,6 +271,36 @@ async def test_f33_bytes_changed_in_the_cache_are_never_served(scene: Scene) -> 
     assert len(scene.coordinator.fetched) == fetched + 1
     assert cached.read_bytes() == scene.model
     assert any(each.code == Code.MODEL_DIGEST for each in scene.coordinator.events)
+
+
+async def test_a36_other_bytes_on_the_wire_are_never_loaded(scene: Scene) -> None:
+    """The coordinator's end sends a model cut, changed or swapped; what came is not kept, and the sound one is."""
+    sound = onnx_models.add_one()
+    digest = f"sha256:{hashlib.sha256(sound).hexdigest()}"
+    cached = scene.machine.folder / "cache" / digest.removeprefix("sha256:")
+    wrongs = {
+        "changed": sound[:-1] + bytes([sound[-1] ^ 1]),
+        "swapped": (scene.model + sound)[: len(sound)],
+        "longer": sound + b"\0",
+    }
+    for what, wrong in wrongs.items():
+        scene.coordinator.models[digest] = wrong
+        scene.want(scene.asked(ONE), assignment(what, "other", digest, len(sound)))
+        await until(
+            lambda name=what: scene.coordinator.observed[name].code is Code.MODEL_DIGEST,
+            20.0,
+            f"{what} bytes to be found",
+        )
+        assert not list(cached.parent.glob(f"{cached.name}*"))
+        assert set(scene.machine.workers()) == {ONE}
+    scene.coordinator.models[digest] = sound
+    scene.want(scene.asked(ONE), assignment(TWO, "other", digest, len(sound)))
+    await ready(scene.coordinator, TWO, 60.0)
+    assert cached.read_bytes() == sound
+    assert scene.coordinator.phase(ONE) is Phase.READY
+    record("A36", "P", len(wrongs), loaded=0, kept=0)
+    scene.want(scene.asked(ONE))
+    await until(lambda: TWO not in scene.coordinator.observed, 10.0, "it to be gone")
 
 
 async def test_a_reboot_while_cut_off_serves_what_it_last_held(scene: Scene) -> None:

@@ -4,6 +4,7 @@ Whatever comes, the answer is a refusal with its code or the right tensors, noth
 """
 
 import asyncio
+import hashlib
 import json
 import socket
 import ssl
@@ -22,13 +23,16 @@ from onnx import TensorProto, helper
 from harness.crafted import model as onnx_model
 from harness.crafted import tensor
 from harness.node import Node
-from harness.oip import Failed, GrpcClient, RestClient, Tensor, read_response
+from harness.oip import Client, Failed, GrpcClient, RestClient, Tensor, read_response
 from harness.pki import Authority
+from harness.report import record
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.transport import MAX_MESSAGE
 from shoal.inference import open_inference_pb2 as oip
+from shoal.types.assignment import Credential
 from shoal.types.codes import Code
 from shoal.types.device import Role
+from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire.limits import INFER_BYTES
 
@@ -442,6 +446,8 @@ async def test_a43_ten_thousand_fuzzed_requests(node: Node, tenant: Any) -> None
         assert (node.front.pid, node.local("a1"), node.exits) == (front, worker, []), "nothing died"
         grown = resident(node) - before
         assert grown < MEMORY_GROWTH, f"{grown / 2**20:.0f} MiB more than before"
+        answered = {"grpc_answered": grpc_tally.codes["OK"], "rest_answered": rest_tally.codes["OK"]}
+        record("A43", "P", 2 * REQUESTS, seed=SEED, crashes=0, wrong=0, grown_mib=grown // 2**20, **answered)
     finally:
         for connection in connections:
             connection.close()
@@ -458,9 +464,14 @@ def floats(rows: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-@pytest.mark.parametrize("way", ["grpc", "rest"])
+@pytest.mark.parametrize("way", ["grpc", "token", "rest"])
 async def test_a14_the_cap_is_met_and_not_passed(node: Node, tenant: Any, way: str) -> None:
-    client = node.grpc(tenant) if way == "grpc" else node.rest(tenant)
+    if way == "token":
+        bearer = Credential("acme", hashlib.sha256(b"bearer").hexdigest(), Wall(SystemClock().wall() + 3600))
+        await node.configure(credentials=(bearer,))
+        client: Client = node.token(tenant.authority.read_bytes(), "bearer")
+    else:
+        client = node.grpc(tenant) if way == "grpc" else node.rest(tenant)
     full = INFER_BYTES // 16
     answer = await client.infer("three", floats(full), timeout=60)
     assert len(answer.outputs[0].raw) == INFER_BYTES
@@ -473,6 +484,7 @@ async def test_a14_the_cap_is_met_and_not_passed(node: Node, tenant: Any, way: s
         await client.infer("three", (one_more,), timeout=60)
     assert by_one.value.code == Code.TOO_LARGE
     await client.close()
+    record("A14", "P", 3, listener=f"data, {way}", cap_bytes=INFER_BYTES)
 
 
 async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node: Node, tenant: Any) -> None:
@@ -487,7 +499,9 @@ async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node:
     answer = await asyncio.to_thread(http2_message_of_4_gib, node.front.config.grpc_port, tenant)
     assert b"grpc-status" in answer
     assert b"larger than max" in answer
-    assert resident(node) - before < 32 * 2**20
+    grown = resident(node) - before
+    assert grown < 32 * 2**20
+    record("A14", "P", 3, listener="data, gRPC and REST", declared="4 GiB", grown_mib=grown // 2**20)
     with pytest.raises(Failed):
         await node.grpc(tenant).infer("three", (), timeout=5)
 
