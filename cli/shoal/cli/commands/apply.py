@@ -39,9 +39,8 @@ def apply(
         if output in ("json", "yaml"):
             emit(as_data(reply), output)
         else:
-            show_plan(reply.plan, wide=output == "wide")
+            show_plan(reply.plan, wide=output == "wide")  # or its problems
         if reply.problems:
-            show_problems([as_data(problem) for problem in reply.problems], stderr=True)
             raise click.exceptions.Exit(255)
         if reply.stale:
             for text in reply.stale:
