@@ -287,7 +287,7 @@ async def test_a36_other_bytes_on_the_wire_are_never_loaded(scene: Scene) -> Non
         scene.coordinator.models[digest] = wrong
         scene.want(scene.asked(ONE), assignment(what, "other", digest, len(sound)))
         await until(
-            lambda name=what: scene.coordinator.observed[name].code is Code.MODEL_DIGEST,
+            partial(scene.refused, what, Code.MODEL_DIGEST),
             20.0,
             f"{what} bytes to be found",
         )
