@@ -7,8 +7,10 @@ carries every violation that the judge, the invariants or the world itself found
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from shoal.simulator.chance import Chance
 from shoal.simulator.cluster import GIB, Cluster, Spec
@@ -25,6 +27,9 @@ CONVERGE_S = 150.0
 """Virtual seconds after the last fault: the longest back-off of an assignment (60 s) twice, and room to load."""
 STEADY_S = 4.0
 """Once converged nothing may start, stop or be decided again for so long."""
+
+
+Story = Callable[["Stage"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +65,26 @@ class Outcome:
 
 def play(seed: int, scenario: Scenario) -> Outcome:
     """The whole run; the same seed and code give the same record, byte for byte."""
-    gc.disable()  # when cycles are collected must not depend on what ran before
-    runs: list[_Run] = []
+    return perform(seed, scenario.name, partial(region, scenario=scenario), partial(_storm, scenario=scenario))
 
-    async def story(loop: VirtualLoop) -> None:
-        runs.append(_Run(loop, seed, scenario))
-        await runs[0].story()
+
+def perform(seed: int, name: str, spec: Callable[[Chance], Spec], story: Story) -> Outcome:
+    """A region as `spec` draws it, and a story told with it."""
+    gc.disable()  # when cycles are collected must not depend on what ran before
+    runs: list[Stage] = []
+
+    async def told(loop: VirtualLoop) -> None:
+        world = World(loop, seed)
+        runs.append(Stage(world, Cluster(world, spec(world.chance.stream("region")))))
+        await runs[0].tell(story)
 
     try:
-        run(story)
+        run(told)
     except (Deadlock, Livelock) as stuck:
-        runs[0].world.fail(str(stuck), stuck)
+        runs[0].cluster.world.fail(str(stuck), stuck)
     finally:
         gc.enable()
-    return runs[0].outcome()
+    return runs[0].outcome(name)
 
 
 def digest(index: int) -> str:
@@ -124,72 +135,81 @@ def region(chance: Chance, scenario: Scenario) -> Spec:
     )
 
 
-class _Run:
-    def __init__(self, loop: VirtualLoop, seed: int, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.world = World(loop, seed)
-        self.chance = self.world.chance.stream("scenario")
-        self.cluster = Cluster(self.world, region(self.chance, scenario))
-        self.storm = Storm(self.cluster, scenario.kinds)
+class Stage:
+    """One run's region, and what a story needs to know of it."""
+
+    def __init__(self, world: World, cluster: Cluster) -> None:
+        self.world = world
+        self.cluster = cluster
+        self.chance = world.chance.stream("scenario")
+        self.kinds: tuple[str, ...] = ()
         self.converged_s = float("nan")
 
-    def outcome(self) -> Outcome:
+    def outcome(self, name: str) -> Outcome:
         history = self.world.history
         struck = Counter(event.kind for event in history.events if event.kind.startswith("fault."))
         return Outcome(
             seed=self.world.chance.seed,
-            scenario=self.scenario.name,
+            scenario=name,
             violations=(*self.world.failures, *judge(history.events)),
             virtual_s=self.world.now(),
             converged_s=self.converged_s,
             digest=history.digest(),
-            kinds=tuple(kind.name for kind in self.storm.kinds),
+            kinds=self.kinds,
             struck=dict(sorted(struck.items())),
             counts=dict(sorted(self.cluster.operators.counts.items())),
             events=tuple(history.events),
             cause=self.world.first_failure,
         )
 
-    async def story(self) -> None:
-        """Safety, then liveness."""
+    async def tell(self, story: Story) -> None:
+        """To its end, or to the first failure."""
+        telling = asyncio.ensure_future(story(self))
+        failing = asyncio.ensure_future(self.world.failed.wait())
         try:
-            await self._play()
+            await asyncio.wait((telling, failing), return_when=asyncio.FIRST_COMPLETED)
+            if telling.done():
+                telling.result()
         finally:
+            telling.cancel()
+            failing.cancel()
             self.cluster.end()
 
-    async def _play(self) -> None:
-        cluster, operators = self.cluster, self.cluster.operators
-        await cluster.start()
-        await operators.set_up(self.chance)
-        if not await self._converges(START_S, "coming up"):
-            return
-        traffic = asyncio.get_running_loop().create_task(operators.send_requests(), name="traffic")
-        self.world.record("storm.begins", kinds=tuple(kind.name for kind in self.storm.kinds))
-        await self.storm.blow(self.chance.between(*self.scenario.storm_s))
-        await cluster.calm()
-        self.world.record("storm.ends")
-        ended = self.world.now()
-        if await self._converges(CONVERGE_S, "after the storm"):
-            self.converged_s = self.world.now() - ended
-            await self._stays()
-        traffic.cancel()
-        operators.read_all()
-
-    async def _converges(self, within_s: float, when: str) -> bool:
-        """I12: waits until nothing is missing; what still is, is the violation."""
-        deadline = self.world.now() + within_s
+    async def converges(self, within_s: float, when: str) -> float:
+        """I12: virtual seconds until nothing is missing; what still is, is the violation."""
+        began = self.world.now()
         while missing := await self.cluster.missing():
-            if self.world.now() >= deadline:
+            if self.world.now() >= began + within_s:
                 self.world.fail(f"not converged within {within_s:.0f} s {when}: {'; '.join(missing)}")
-                return False
+                await asyncio.get_running_loop().create_future()  # the story ends here
             await asyncio.sleep(0.5)
-        return True
+        return self.world.now() - began
 
-    async def _stays(self) -> None:
+    async def stays(self, seconds: float) -> None:
+        """Converged is at rest: nothing starts, nothing is decided again."""
         before = self.cluster.settled()
-        await asyncio.sleep(STEADY_S)
+        await asyncio.sleep(seconds)
         if (after := self.cluster.settled()) != before:
             self.world.fail(f"converged, and yet not at rest: {before} became {after}")
+
+
+async def _storm(stage: Stage, scenario: Scenario) -> None:
+    """Safety, then liveness."""
+    cluster, operators = stage.cluster, stage.cluster.operators
+    storm = Storm(cluster, scenario.kinds)
+    stage.kinds = tuple(kind.name for kind in storm.kinds)
+    await cluster.start()
+    await operators.set_up(stage.chance)
+    await stage.converges(START_S, "coming up")
+    traffic = asyncio.ensure_future(operators.send_requests())
+    stage.world.record("storm.begins", kinds=stage.kinds)
+    await storm.blow(stage.chance.between(*scenario.storm_s))
+    await cluster.calm()
+    stage.world.record("storm.ends")
+    stage.converged_s = await stage.converges(CONVERGE_S, "after the storm")
+    await stage.stays(STEADY_S)
+    traffic.cancel()
+    operators.read_all()
 
 
 SCENARIOS = {

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 
 PASSING_S = 3.0
 """Reports come in while a step is written. What one of these invariants finds must stand for so long to count."""
+STEPS_A_SECOND = 200
+"""More in one virtual second, and the controller chases its own tail."""
 OF_REPORTS = frozenset({"I3", "I4", "I5", "I8", "I10"})
+
+
+class Restless(RuntimeError):
+    """Step follows on step, and time stands almost still."""
 
 
 class Watch:
@@ -22,11 +28,18 @@ class Watch:
         self._region = region
         self._since: dict[tuple[str, str, str], float] = {}
         self.clocks_stepped = any(event.kind == "fault.clock" for event in world.history.events)
+        self._second = 0
+        self._steps = 0
         self._told: set[tuple[str, str, str]] = set()
         self._step: Callable[[], Awaitable[None]] = region.workloads.step
         region.workloads.step = self._stepped  # type: ignore[method-assign]
 
     async def _stepped(self) -> None:
+        second = int(self._world.now())
+        self._steps = self._steps + 1 if second == self._second else 1
+        self._second = second
+        if self._steps > STEPS_A_SECOND:
+            raise Restless(f"{self._steps} steps in one second")
         await self._step()
         self.look()
 

@@ -136,6 +136,7 @@ class World:
         self.history = History()
         self.failures: list[str] = []
         self.first_failure: BaseException | None = None
+        self.failed = asyncio.Event()
         loop.on_task(_register)
         loop.set_exception_handler(self._unhandled)
 
@@ -146,8 +147,9 @@ class World:
         self.history.add(Event(self.loop.time(), kind, facts))
 
     def fail(self, reason: str, cause: BaseException | None = None) -> None:
-        """Something that must never happen; the run goes on and is judged a failure."""
+        """Something that must never happen: the run ends here, and is judged a failure."""
         self.failures.append(f"{self.loop.time():.4f} s: {reason}")
+        self.failed.set()
         if self.first_failure is None:
             self.first_failure = cause
 

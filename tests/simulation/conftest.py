@@ -1,0 +1,18 @@
+"""Options of the seeded runs."""
+
+import os
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "1000")), help="seeded runs to play"
+    )
+    parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
+
+
+@pytest.fixture
+def seeds(request: pytest.FixtureRequest) -> range:
+    first = int(request.config.getoption("--first-seed"))
+    return range(first, first + int(request.config.getoption("--seeds")))

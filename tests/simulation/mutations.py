@@ -1,0 +1,145 @@
+"""Planted bugs: each is one small edit of the code under test, applied at run time and taken back.
+
+A mutation edits the source text of one function, so that it says exactly what is wrong; when the text is not there any
+more, planting it fails loudly and the mutation must be brought up to date. All who hold the function get the edit: its
+code object is replaced, not its name.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+
+from shoal.agent import supervisor
+from shoal.agent.core import assignment, backoff, session
+from shoal.coordinator.controllers import fleet, workloads
+from shoal.coordinator.core.placement import solve
+from shoal.coordinator.core.workloads import reconcile, trouble
+from shoal.simulator import storage
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """bug: as the fault catalogue (part D) names it. edits: (text, what it becomes), each found exactly once."""
+
+    name: str
+    bug: str
+    function: Callable[..., object]
+    edits: tuple[tuple[str, str], ...]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        function = self.function
+        assert isinstance(function, FunctionType)
+        kept = function.__code__
+        function.__code__ = self._mutated(function).__code__
+        try:
+            yield
+        finally:
+            function.__code__ = kept
+
+    def _mutated(self, function: FunctionType) -> FunctionType:
+        text = textwrap.dedent(inspect.getsource(function))
+        for old, new in self.edits:
+            if text.count(old) != 1:
+                raise LookupError(
+                    f"{self.name}: {old!r} is in {function.__qualname__} {text.count(old)} times, not once"
+                )
+            text = text.replace(old, new)
+        names: dict[str, object] = {}
+        exec(compile(text, f"<mutation {self.name}>", "exec"), function.__globals__, names)
+        (mutated,) = names.values()
+        assert isinstance(mutated, FunctionType)
+        return mutated
+
+
+MUTATIONS = (
+    Mutation(
+        "agent-acts-before-persisting",
+        "persist after acting",
+        supervisor.Supervisor._save_forever,
+        (
+            (
+                "await self._journal.save(offered)\n",
+                "self._desired = offered; self._unreconciled.set(); await self._journal.save(offered)\n",
+            ),
+        ),
+    ),
+    Mutation(
+        "coordinator-sends-before-persisting",
+        "persist after acting",
+        workloads.WorkloadsController.step,
+        (
+            (
+                "    if changed or gone",
+                "    for node in changed:\n        await self._links.send(node, changed[node])\n    if changed or gone",
+            ),
+        ),
+    ),
+    Mutation(
+        "store-acknowledges-before-flush",
+        "acknowledge before flush",
+        storage.Store._write,
+        (("    await self._disk.flush(self._process, _LOG)\n", ""),),
+    ),
+    Mutation(
+        "agent-takes-any-generation",
+        "no term check",
+        session._judge_within,
+        (("version.generation < held.generation", "False"), ("version.term < held.term", "False")),
+    ),
+    Mutation(
+        "empty-list-is-healthy",
+        "empty list counts as healthy",
+        reconcile._Step._after,
+        (("full = plan.placed >= plan.wanted > 0", "full = True"),),
+    ),
+    Mutation(
+        "old-goes-when-new-loads",
+        "old replica removed on target `loading`",
+        reconcile._Step._served,
+        (
+            ("and observed.phase is Phase.READY", "and observed.phase in (Phase.LOADING, Phase.WARMING, Phase.READY)"),
+            ("and mark.stage is Stage.SERVING", ""),
+            ("and self.now - mark.since >= self.settle_s", ""),
+        ),
+    ),
+    Mutation(
+        "poison-by-node",
+        "poison counted per node",
+        trouble.poisoned,
+        (("if each.count >= POISON_AFTER", "if False"),),
+    ),
+    Mutation(
+        "backoff-without-jitter",
+        "back-off without jitter",
+        backoff.delay,
+        (("(0.5 + 0.5 * share)", "0.5"),),
+    ),
+    Mutation(
+        "agent-chooses-epoch",
+        "epoch chosen by the agent",
+        fleet.FleetController.opened,
+        (("epoch = (known.epoch if known is not None else 0) + 1", "epoch = int(hello.nonce[:6], 16) + 1"),),
+    ),
+    Mutation(
+        "drain-closes-first",
+        "drain that closes first",
+        assignment._drain,
+        (
+            (
+                "return Draining(state.asked, state.record, now, state.service, not_before, until), "
+                "(AwaitIdle(), WakeAt(until))",
+                "return Gone(state.asked, state.record, now), (StopWorker(),)",
+            ),
+        ),
+    ),
+    Mutation(
+        "quota-read-once",
+        "quota read then written",
+        solve.Solver._crowded,
+        (("held = books.held", "held = self.books.held"),),
+    ),
+)

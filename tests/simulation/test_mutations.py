@@ -1,0 +1,31 @@
+"""Planted bugs are caught by the judge and the invariants in ordinary seeded runs, none by a test written for it."""
+
+import pytest
+from simulation.mutations import MUTATIONS, Mutation
+
+from harness.report import record
+from shoal.simulator.scenario import SCENARIOS, Outcome, play
+
+MOST_SEEDS = 200
+FIRST_SEED = 5000
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
+    with mutation.planted():
+        for tried in range(1, MOST_SEEDS + 1):
+            caught = play(FIRST_SEED + tried - 1, SCENARIOS["storm"])
+            if caught.violations:
+                break
+        else:
+            pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {MOST_SEEDS} seeds")
+    _sound(caught)
+    record(
+        "D8", "S", tried, mutation=mutation.name, bug=mutation.bug, seeds=tried, caught_by=caught.violations[0][:160]
+    )
+
+
+def _sound(caught: Outcome) -> None:
+    """It was the mutation that was caught: without it the very same seed passes."""
+    assert not play(caught.seed, SCENARIOS["storm"]).violations
