@@ -286,6 +286,13 @@ def test_a06_an_unbound_token_takes_no_name_that_is_taken(coordinator: Coordinat
     assert redeem_when_allowed(coordinator, free, "yours").name == "yours"
 
 
+@pytest.mark.parametrize("role", ["tenant", "bearer"])
+def test_a06_no_token_lets_its_holder_choose_a_tenant(coordinator: Coordinator, admin: Enrolled, role: str) -> None:
+    request = api.CreateTokenRequest(role=role, valid_s=60.0)
+    stub = operator(coordinator.link, admin)
+    assert answered(lambda: stub.CreateToken(request, timeout=10)) is Code.FIELD_MISSING
+
+
 def test_a06_guessing_is_slowed_down_and_leaves_one_trace(coordinator: Coordinator, admin: Enrolled) -> None:
     """Thousands of guesses: none gets in, few reach the store, one audit entry tells of them."""
     parsed = parse_join_token(token(coordinator, admin, "agent", "prize"))

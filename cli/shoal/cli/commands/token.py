@@ -19,9 +19,7 @@ def token() -> None:
     default="agent",
     show_default=True,
 )
-@click.option(
-    "--name", default="", help="Bind it to this node, operator or tenant. [default: open, where that is allowed]"
-)
+@click.option("--name", default="", help="Bind it to this node, operator or tenant. [default: open, but for tenants]")
 @click.option("--valid", default="1h", show_default=True, help="How long it may be used.")
 @connection
 @output

@@ -104,9 +104,9 @@ class Enrolment:
             )
         if name:
             check_name(name, "name")
-        elif role == BEARER:
+        elif role in (BEARER, Role.TENANT):  # its holder must not choose whose workloads it may call
             raise refuse(
-                Code.FIELD_MISSING, "a bearer token without a tenant", "the tenant's name", "add --name TENANT"
+                Code.FIELD_MISSING, f"a {role} token without a tenant", "the tenant's name", "add --name TENANT"
             )
         secret = self._ids.secret()
         text = (
