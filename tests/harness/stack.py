@@ -133,18 +133,19 @@ class Stack:
 
         return wait_until(settled, PATIENCE_S, f"{replicas} replicas of {name} to serve", every_s=0.1)
 
-    def forget(self, name: str, tenant: str = "default") -> None:
-        """Deletes a workload, if there is one; nothing of it is left when this returns."""
+    def forget(self, *names: str, tenant: str = "default") -> None:
+        """Deletes those of these workloads that there are; nothing of them is left when this returns."""
 
-        def found() -> list[operator_pb2.WorkloadView]:
+        def left() -> list[operator_pb2.WorkloadView]:
             with self.api() as api:
                 views = api.get("workloads").workloads
-            return [view for view in views if (view.workload.tenant, view.workload.name) == (tenant, name)]
+            return [view for view in views if view.workload.tenant == tenant and view.workload.name in names]
 
-        if any(view.state != "deleting" for view in found()):
-            with self.api() as api:
-                api.delete("workload", name, tenant)
-        wait_until(lambda: not found(), PATIENCE_S, f"{name} to be gone", every_s=0.1)
+        with self.api() as api:
+            for view in left():
+                if view.state != "deleting":
+                    api.delete("workload", view.workload.name, tenant)
+        wait_until(lambda: not left(), PATIENCE_S, f"{', '.join(names)} to be gone", every_s=0.1)
 
     def events(self, after: int = 0) -> list[operator_pb2.Event]:
         with self.api() as api:

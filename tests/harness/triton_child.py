@@ -12,6 +12,7 @@ from typing import Any
 
 
 def client_of(spec: dict[str, Any]) -> tuple[Any, Any]:
+    files: dict[str, Any]
     if spec["transport"] == "grpc":
         from tritonclient import grpc as triton
 

@@ -190,9 +190,9 @@ def test_f03_supervisor_killed_under_load(pair: Stack, node: str) -> None:
     record("F03", "P", 1, node=node, sent=verdict.sent, lost=verdict.lost, adopted_s=round(adopted_s, 2))
 
 
-def _reloaded(stack: Stack, before: dict[str, Process], victim: str) -> dict[str, Process] | None:
+def _reloaded(stack: Stack, before: dict[str, Process], victim: str) -> dict[str, Process]:
     now = stack.workers()
-    return now if set(now) == set(before) and now[victim] != before[victim] else None
+    return now if set(now) == set(before) and now[victim] != before[victim] else {}
 
 
 def _retried(stack: Stack) -> int:

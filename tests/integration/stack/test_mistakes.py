@@ -76,13 +76,13 @@ def test_mistakes_are_told_apart_and_nothing_is_disturbed(steady: Stack, tmp_pat
         assert all(one["refusal"]["remedy"] for one in problems if one["refusal"]["code"] != Code.FIELD_INVALID)
 
         for name, text, code in chosen:
-            path = tmp_path / "alone.yaml"
+            alone = tmp_path / "alone.yaml"
             content, line, column = placed(text)
-            path.write_text(content)
-            refused = steady.shoal("apply", "-f", str(path))
+            alone.write_text(content)
+            refused = steady.shoal("apply", "-f", str(alone))
             assert (refused.returncode, refused.stdout) == (255, ""), name
             (told,) = refused.stderr.splitlines()
-            assert told.startswith(f"{path}:{line}:{column}  {code}  "), name
+            assert told.startswith(f"{alone}:{line}:{column}  {code}  "), name
 
         with steady.api() as api:
             for path, text in texts.items():

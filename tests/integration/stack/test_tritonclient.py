@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import triton
-from harness.oip import Failed, GrpcClient, RestClient, Tensor
+from harness.oip import Client, Failed, GrpcClient, RestClient, Tensor
 from harness.pki import Files
 from harness.report import record
 from harness.stack import Stack, documents, on_nodes, policy, workload
@@ -39,8 +39,7 @@ def scene(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sc
         stack.serves(name)
     files, bearer = stack.tenant(TENANT)
     yield Scene(stack, suite, files, bearer)
-    for name in suite.models:
-        stack.forget(name, TENANT)
+    stack.forget(*suite.models, tenant=TENANT)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -90,7 +89,7 @@ async def test_another_tenant_does_not_find_it(scene: Scene, way: str) -> None:
     (name, feed), *_ = scene.suite.feeds["rec"].items()
     x = Tensor(name, "FP32", feed.shape, feed.tobytes())
     grpc, rest = stack.port(way, "grpc"), stack.port(way, "rest")
-    clients = [
+    clients: list[Client] = [
         GrpcClient(grpc, authority, files),
         GrpcClient(stack.port(way, "token"), authority, bearer=bearer),
         RestClient(rest, authority, files),
@@ -111,10 +110,11 @@ async def test_another_tenant_does_not_find_it(scene: Scene, way: str) -> None:
 async def test_nobody_without_certificate_or_token(scene: Scene) -> None:
     stack = scene.stack
     authority = scene.files.authority.read_bytes()
-    for client, status in (
+    clients: list[tuple[Client, str | int]] = [
         (GrpcClient(stack.port("gateway", "token"), authority), "UNAUTHENTICATED"),
         (RestClient(stack.port("gateway", "rest"), authority), 401),
-    ):
+    ]
+    for client, status in clients:
         with pytest.raises(Failed) as found:
             await client.model("rec")
         assert (found.value.status, found.value.code) == (status, "UNAUTHENTICATED")
