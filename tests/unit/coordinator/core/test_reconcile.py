@@ -278,7 +278,7 @@ def test_a_short_silence_costs_nobody_its_place_in_the_quota() -> None:
     region.run(10)
     before = region.replicas("text"), region.replicas("faces")
     region.agents["a"].heard = False
-    region.run(30)
+    region.run(8)
     region.agents["a"].heard = True
     region.run(10)
     assert (region.replicas("text"), region.replicas("faces")) == before

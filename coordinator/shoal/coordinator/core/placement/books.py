@@ -8,8 +8,12 @@ from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, commitm
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Slot
 from shoal.coordinator.core.placement.standing import Current, Standing
+from shoal.types.codes import Code
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Quota, WorkloadKey
+
+
+CLAIM_ENDED = frozenset({Code.NODE_LOST, Code.NODE_UNKNOWN, Code.DEVICE_LOST, Code.POISONED})
 
 
 class Held(NamedTuple):
@@ -32,13 +36,16 @@ class Books:
     held: Mapping[str, Held]
 
     def undecided(self, scope: Scope, intent: Intent, current: Current, sign: int) -> "Books":
-        """With (sign 1) or without (-1) the replicas of a workload that is not decided yet. Those that fell keep their
-        share of the quota: a node that is silent for a while must not find it spent. Memory counts until they are gone.
+        """With (sign 1) or without (-1) the replicas of a workload that is not decided yet. Of those that fell, what may
+        still run keeps its share of the quota: a node that is silent for a while must not find it spent. What is lost
+        or does not come up has none. Memory counts until they are gone.
         """
         books = self
         for standing in current.standing:
             books = books._with_standing(scope, intent, standing, sign)
         for fallen in current.fallen:
+            if fallen.refusal.code in CLAIM_ENDED or fallen.assignment.id in scope.inputs.broken:
+                continue
             held = _plus(books.held, intent.key.tenant, sign, sign * fallen.assignment.memory_bytes)
             books = replace(books, held=held)
         return books

@@ -176,6 +176,9 @@ class _Step:
         idle = observed is None or observed.phase in (Phase.FAILED, Phase.GONE)
         if plan is None:
             return None if lost or (idle and not silent) else replace(assignment, draining=True)
+        given_up = self.broken.get(assignment.id)
+        if idle and not silent and given_up is not None and given_up.code is Code.POISONED:
+            return None  # it runs nowhere any more, and would only crash again when its node starts anew
         full = plan.placed >= plan.wanted > 0
         if self.served[assignment.workload] and (full or assignment.id in plan.evicted):
             if lost:
