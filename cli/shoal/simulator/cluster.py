@@ -305,7 +305,7 @@ class Cluster:
         A replica that the plan does not want may only be there while the plan lacks one: the old stays.
         """
         found: list[str] = []
-        room = placed = 0
+        room = placed = old = 0
         for intent in region.workloads.intents:
             plan = region.workloads.plan_now.of(intent.key) if region.workloads.plan_now else None
             if plan is None:
@@ -314,6 +314,7 @@ class Cluster:
             ready = self._ready(intent.key)
             wanted = {target.keeps for target in plan.targets}
             found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
+            old += len(ready - wanted)
             if plan.refusal is None:
                 assigned = {
                     each.id
@@ -322,8 +323,9 @@ class Cluster:
                     if each.workload == intent.key
                 }
                 found += [f"{name} of {intent.key} is not wanted" for name in sorted((ready | assigned) - wanted)]
-        if placed != min(room, self.operators.quota):
-            found.append(f"{placed} replicas are placed, {min(room, self.operators.quota)} can be")
+        can_be = min(room, self.operators.quota)
+        if not can_be - old <= placed <= can_be:
+            found.append(f"{placed} replicas are placed and {old} old ones serve, {can_be} can be")
         return found
 
     def _most(self, intent: Intent) -> int:

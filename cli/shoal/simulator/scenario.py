@@ -25,7 +25,9 @@ from shoal.types.units import Bytes
 START_S = 60.0
 CONVERGE_S = 150.0
 """Virtual seconds after the last fault: the longest back-off of an assignment (60 s) twice, and room to load."""
-STEADY_S = 4.0
+LOOK_S = 2.5
+"""Nothing is missing for so long: the region has looked at everything meanwhile."""
+STEADY_S = 3.0
 """Once converged nothing may start, stop or be decided again for so long."""
 
 
@@ -177,13 +179,15 @@ class Stage:
 
     async def converges(self, within_s: float, when: str) -> float:
         """I12: virtual seconds until nothing is missing; what still is, is the violation."""
-        began = self.world.now()
-        while missing := await self.cluster.missing():
-            if self.world.now() >= began + within_s:
-                self.world.fail(f"not converged within {within_s:.0f} s {when}: {'; '.join(missing)}")
-                await asyncio.get_running_loop().create_future()  # the story ends here
+        began = since = self.world.now()
+        while self.world.now() < since + LOOK_S:
+            if missing := await self.cluster.missing():
+                if self.world.now() >= began + within_s:
+                    self.world.fail(f"not converged within {within_s:.0f} s {when}: {'; '.join(missing)}")
+                    await asyncio.get_running_loop().create_future()  # the story ends here
+                since = self.world.now() + 0.5
             await asyncio.sleep(0.5)
-        return self.world.now() - began
+        return since - began
 
     async def stays(self, seconds: float) -> None:
         """Converged is at rest: nothing starts, nothing is decided again."""
