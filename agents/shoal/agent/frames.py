@@ -16,8 +16,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, Final, Self
 import structlog
 
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire.unix import reachable
 
 _log = structlog.get_logger(__name__)
 
@@ -40,7 +41,6 @@ _MAGIC: Final = 0x5346
 _HEAD: Final = struct.Struct("!HBxIIQ")
 _CHUNK: Final = 2**20
 _UCRED: Final = struct.Struct("iII")
-_SUN_PATH: Final = 107
 
 Header = Mapping[str, Any]
 Push = Callable[["Message"], None]
@@ -119,7 +119,7 @@ class FrameClient:
         sock.setblocking(False)
         try:
             async with asyncio.timeout(timeout):
-                with _reachable(Path(path)) as address:
+                with reachable(Path(path)) as address:
                     await asyncio.get_running_loop().sock_connect(sock, address)
                 pid, uid = _peer(sock)
                 if uid != os.geteuid() or (peer_pid is not None and pid != peer_pid):
@@ -273,7 +273,7 @@ class FrameServer:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             os.fchmod(sock.fileno(), 0o600)
-            with _reachable(self._path) as address:
+            with reachable(self._path) as address:
                 sock.bind(address)
             self._path.chmod(0o600)
             self._server = await asyncio.start_unix_server(self._accept, sock=sock, limit=_CHUNK)
@@ -449,16 +449,3 @@ def _peer(sock: socket.socket) -> tuple[int, int]:
     """(pid, uid) of the other end, as the kernel knows them."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
-
-
-@contextmanager
-def _reachable(path: Path) -> Iterator[str]:
-    """An address for `path`: the kernel takes 107 bytes, so a longer one is reached through its open folder."""
-    if len(os.fsencode(path)) <= _SUN_PATH:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)

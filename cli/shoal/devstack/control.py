@@ -1,5 +1,6 @@
 """Starts, asks and stops the keeper of a local federation: what `shoal dev` and `shoal demo` call."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -7,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +21,7 @@ from shoal.devstack.layout import Member, Stack
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.wire.enrol import redeem, write_private
+from shoal.wire.unix import reachable
 
 Say = Callable[[str], None]
 CONTEXT: Final = "dev"
@@ -44,13 +47,33 @@ class Control:
         self._contexts = contexts or Contexts()
 
     def up(self, agents: int, say: Say, *, region: str = layout.REGION) -> Up:
-        """Starts what is not running; everything enrolled, ready and measured when it returns.
+        """Starts what is not running; everything enrolled, ready and measured when it returns. All or nothing.
 
-        Raises ShoalError with the code of the part that failed."""
-        if self.running():
-            stack = layout.load(self.folder)
-            say(f"already up in {self.folder}")
-            return self._describe(stack)
+        Raises ShoalError with the code of the part that failed, or CONFLICT while another is at it."""
+        with self._alone():
+            if self.running():
+                say(f"already up in {self.folder}")
+                return self._describe(layout.load(self.folder))
+            try:
+                return self._start(region, agents, say)
+            except BaseException:
+                self.down()
+                raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two starts in one folder would each take the other's half for its own."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.folder / "up.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as cause:
+                raise refuse(
+                    Code.CONFLICT, f"another `shoal dev up` is at work in {self.folder}", "one at a time", "wait for it"
+                ) from cause
+            yield
+
+    def _start(self, region: str, agents: int, say: Say) -> Up:
         stack = self._stack(region, agents)
         layout.save(self.folder, stack)
         self._spawn_keeper()
@@ -113,7 +136,8 @@ class Control:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(READY_WITHIN_S + 10)
-                connection.connect(_short(path))
+                with reachable(path) as address:
+                    connection.connect(address)
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile() as lines:
                     reply = json.loads(lines.readline())
@@ -237,14 +261,6 @@ def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
     finally:
         for one in sockets:
             one.close()
-
-
-def _short(path: Path) -> str:
-    # A Unix socket's path has 108 bytes; a folder deep in a home may need the way through its descriptor.
-    if len(str(path)) < 100:
-        return str(path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    return f"/proc/self/fd/{descriptor}/{path.name}"
 
 
 def _wait(condition: Callable[[], bool], limit_s: float, what: str) -> None:

@@ -23,6 +23,7 @@ import psutil
 from shoal.devstack import layout
 from shoal.devstack.layout import Member, Stack
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire.unix import reachable
 
 RESTART_AFTER_S: Final = 0.5
 STOP_WITHIN_S: Final = 10.0
@@ -62,7 +63,8 @@ class Keeper:
         (self._folder / "logs").mkdir(exist_ok=True)
         path = self._folder / SOCKET
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._serve, path)
+        with reachable(path) as address:
+            server = await asyncio.start_unix_server(self._serve, address)
         path.chmod(0o600)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

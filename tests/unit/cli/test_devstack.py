@@ -1,0 +1,42 @@
+"""One local federation a folder: two starts at once, and a folder deep in a file system."""
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.client import Contexts
+from shoal.devstack.control import Control
+from shoal.types.codes import Code, ShoalError
+
+Say = Callable[[str], None]
+
+
+def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
+    control.folder.mkdir()
+    with (control.folder / "up.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ShoalError) as refused:
+            control.up(1, lambda text: None)
+    assert refused.value.code is Code.CONFLICT
+    assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
+
+
+@pytest.mark.parametrize("name", ["dev", "é" * 80 + "/" + "x" * 120], ids=["near", "deep, and not in ASCII"])
+def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str) -> None:
+    """The coordinator runs, and then the first part after it cannot: its folder is a file."""
+    control = Control(tmp_path / name, Contexts(tmp_path / "home"))
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("gateway"):
+            (control.folder / "gateway").write_text("")
+
+    with pytest.raises(ShoalError):
+        control.up(1, say)
+    assert [text.split()[0] for text in said] == ["coordinator", "gateway"]
+    assert not control.running()
+    assert not (control.folder / "keeper.sock").exists()
