@@ -14,5 +14,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> range:
-    first = int(request.config.getoption("--first-seed"))
-    return range(first, first + int(request.config.getoption("--seeds")))
+    first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--seeds"))
+    return range(first, first + count)

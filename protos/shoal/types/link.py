@@ -1,4 +1,4 @@
-"""What travels on an agent's link, as nouns: (hello, welcome), then status, receipts and events up, desired sets down."""
+"""What travels on an agent's link: hello and welcome, then status, receipts, events up and desired sets down."""
 
 from dataclasses import dataclass
 

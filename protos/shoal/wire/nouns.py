@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
 from shoal.types import link
+from shoal.types.assignment import DesiredSet, Status
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import FromAgent, ToAgent
 from shoal.types.receipt import Receipt, SignedReceipt
@@ -35,6 +35,11 @@ class _Codec(NamedTuple):
     get: Callable[[Any, str], Any]
 
 
+_MESSAGES: Final[dict[Any, Any]] = {}
+_CODECS: Final[dict[Any, dict[str, _Codec]]] = {}
+"""Built once per class."""
+
+
 def to_wire(noun: Any) -> Any:
     """The message that mirrors this noun."""
     message = message_class(type(noun))()
@@ -44,7 +49,8 @@ def to_wire(noun: Any) -> Any:
 
 def from_wire(kind: type[Noun], message: Message) -> Noun:
     """The noun of class `kind`. Raises ShoalError(MESSAGE_INVALID)."""
-    return _read(kind, message)
+    noun: Noun = _read(kind, message)
+    return noun
 
 
 def encode(noun: Any) -> bytes:
@@ -66,10 +72,10 @@ def signed(receipt: Receipt, signature: bytes) -> SignedReceipt:
     return SignedReceipt(receipt, encode(receipt), signature)
 
 
-_UP: Final = {"hello": link.Hello, "status": link.Status, "receipts": link.Receipts, "events": link.NodeEvents}
+_UP: Final = {"hello": link.Hello, "status": Status, "receipts": link.Receipts, "events": link.NodeEvents}
 _DOWN: Final = {
     "welcome": link.Welcome,
-    "desired": link.DesiredSet,
+    "desired": DesiredSet,
     "probe": link.ProbeNow,
     "refused": link.Refused,
 }
@@ -85,7 +91,8 @@ def from_agent_from_wire(message: link_pb2.FromAgent) -> FromAgent:
     name = message.WhichOneof("message")
     if name is None:
         raise _invalid("FromAgent", "nothing in it")
-    return from_wire(_UP[name], getattr(message, name))  # type: ignore[return-value]
+    received: FromAgent = _read(_UP[name], getattr(message, name))
+    return received
 
 
 def to_agent_to_wire(message: ToAgent) -> link_pb2.ToAgent:
@@ -98,17 +105,16 @@ def to_agent_from_wire(message: link_pb2.ToAgent) -> ToAgent:
     name = message.WhichOneof("message")
     if name is None:
         raise _invalid("ToAgent", "nothing in it")
-    return from_wire(_DOWN[name], getattr(message, name))  # type: ignore[return-value]
+    received: ToAgent = _read(_DOWN[name], getattr(message, name))
+    return received
 
 
-@cache
-def message_class(kind: type) -> Any:
+def message_class(kind: Any) -> Any:
     """The message class of the same name."""
-    for module in (nouns_pb2, link_pb2):
-        found = getattr(module, kind.__name__, None)
-        if found is not None:
-            return found
-    raise TypeError(f"no message mirrors {kind.__name__}")
+    if kind not in _MESSAGES:
+        modules = (nouns_pb2, link_pb2)
+        _MESSAGES[kind] = next(found for each in modules if (found := getattr(each, kind.__name__, None)) is not None)
+    return _MESSAGES[kind]
 
 
 def _invalid(where: str, found: str) -> ShoalError:
@@ -125,18 +131,19 @@ def _fill(message: Any, noun: Any) -> None:
         codec.put(message, name, getattr(noun, name))
 
 
-def _read(kind: type[Noun], message: Any) -> Noun:
+def _read(kind: Any, message: Any) -> Any:
     if kind is SignedReceipt:
         receipt = decode(Receipt, message.content)
-        return SignedReceipt(receipt, message.content, message.signature)  # type: ignore[return-value]
+        return SignedReceipt(receipt, message.content, message.signature)
     return kind(**{name: codec.get(message, name) for name, codec in _codecs(kind).items()})
 
 
-@cache
-def _codecs(kind: type) -> dict[str, _Codec]:
-    hints = get_type_hints(kind)
-    names = kind._fields if kind is WorkloadKey else tuple(field.name for field in fields(kind))
-    return {name: _codec(hints[name], f"{kind.__name__}.{name}") for name in names}
+def _codecs(kind: Any) -> dict[str, _Codec]:
+    if kind not in _CODECS:
+        hints = get_type_hints(kind)
+        names = kind._fields if kind is WorkloadKey else tuple(field.name for field in fields(kind))
+        _CODECS[kind] = {name: _codec(hints[name], f"{kind.__name__}.{name}") for name in names}
+    return _CODECS[kind]
 
 
 def _codec(hint: Any, where: str) -> _Codec:

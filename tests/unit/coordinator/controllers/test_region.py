@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from harness.region import DIGEST, DOCUMENTS, Agent, World
+from harness.wait import until
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.doctor import examine
@@ -303,7 +305,7 @@ async def test_events_are_kept_to_their_number_and_followed(world: World) -> Non
     follower = asyncio.create_task(follow())
     for number in range(8):
         await log.write(Event("TEST", f"{number}", ""))
-        await asyncio.sleep(0)
+        await until(partial(seen.__contains__, first + 1 + number), 5.0, "the follower")
     await asyncio.wait_for(follower, 5)
     assert seen == list(range(first + 1, first + 9))
     assert len(await log.past(0, 1000)) <= 5 + 1

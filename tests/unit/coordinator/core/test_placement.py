@@ -157,9 +157,9 @@ def test_a_model_that_computes_nothing_asks_for_no_precision() -> None:
     moves = replace(computes, costs=tuple(cost for cost in computes.costs if cost.flops == 0))
     found = candidate(only(place(inputs(fleet, intent(), profiles={moves.digest: moves}))), "a")
     assert (found.chosen, found.refusal) == (True, None)
-    found = candidate(only(place(inputs(fleet, intent(), profiles={computes.digest: computes}))), "a").refusal
-    assert found is not None
-    assert found.code is Code.PRECISION_DENIED
+    refusal = candidate(only(place(inputs(fleet, intent(), profiles={computes.digest: computes}))), "a").refusal
+    assert refusal is not None
+    assert refusal.code is Code.PRECISION_DENIED
 
 
 def test_operators_and_precisions_that_a_provider_was_not_seen_to_run() -> None:
