@@ -250,6 +250,16 @@ async def test_our_own_failure_is_internal_and_tells_nothing(way: Way) -> None:
     assert (await client.infer("up", TENSORS[:1])).outputs == TENSORS[:1]
 
 
+@pytest.mark.parametrize("way", ["grpc-token", "rest-token"], indirect=True)
+async def test_where_anybody_may_connect_the_caller_is_judged_before_the_body(way: Way) -> None:
+    """Of a stranger's request not even the size matters: nothing of it is taken."""
+    way.service.deny = Refused(Refusal(Code.TOKEN_INVALID, "a token nobody was given", "a token", "make one"))
+    huge = Tensor("x", "UINT8", (MAX_MESSAGE + 1,), bytes(MAX_MESSAGE + 1))
+    with pytest.raises(Failed) as refused:
+        await way.client().infer("up", (huge,), timeout=20)
+    assert refused.value.code == Code.TOKEN_INVALID
+
+
 async def test_too_large_never_reaches_the_service(way: Way) -> None:
     huge = Tensor("x", "UINT8", (MAX_MESSAGE + 1,), bytes(MAX_MESSAGE + 1))
     with pytest.raises(Failed) as failed:

@@ -4,7 +4,7 @@ grpcio cannot ask for a client certificate and go on without one, hence two port
 as the bytes that they are; only the small calls are parsed here.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -49,7 +49,8 @@ class GrpcTransport:
         self._identities: dict[bytes, Identity] = {}
 
     async def start(self) -> int:
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        guards = () if self._certificates else (_TokenFirst(self._service),)
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS, interceptors=guards)
         server.add_generic_rpc_handlers((self._handlers(),))
         try:
             port = server.add_secure_port(self._address, self._credentials())
@@ -137,11 +138,10 @@ class GrpcTransport:
         hop = str(said.get(HOP_KEY, "0"))
         if hop not in ("0", "1"):
             raise refuse(Code.INVALID_ARGUMENT, f"{HOP_KEY} {hop!r:.40}", "0 or 1", "leave it out")
-        scheme, _, token = str(said.get("authorization", "")).partition(" ")
         left = context.time_remaining()
         return Call(
             identity=self._identity(context) if self._certificates else None,
-            bearer=token.strip() if scheme.lower() == "bearer" else "",
+            bearer=_bearer(said),
             tenant=str(said.get(TENANT_KEY, "")),
             origin=str(said.get(ORIGIN_KEY, "")),
             hop=int(hop),
@@ -183,6 +183,38 @@ class GrpcTransport:
     async def _load(self, call: Call, request: object) -> None:
         self._service.server_ready(call)
         raise ShoalError(NO_REPOSITORY_CONTROL)
+
+
+class _TokenFirst(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
+    """Where anybody may connect, the caller is judged by the head: grpc would take a whole message first."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        if handler_call_details.method != f"/{SERVICE}/ServerLive":
+            try:
+                self._service.admit(Call(bearer=_bearer(dict(handler_call_details.invocation_metadata or ()))))
+            except ShoalError as error:
+                return _refusing(error.refusal, retry_after_s(error))
+            except Exception as error:
+                _log.exception("call_failed")
+                return _refusing(_internal(error))
+        return await continuation(handler_call_details)
+
+
+def _refusing(refusal: Refusal, retry_s: Seconds | None = None) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler of a stream, whatever the method: the only kind that reads nothing unasked."""
+
+    async def refuse_all(_requests: AsyncIterator[bytes], context: _Context) -> None:
+        await status.abort(context, refusal, retry_s)
+
+    return grpc.stream_stream_rpc_method_handler(refuse_all)
+
+
+def _bearer(said: Mapping[str, Any]) -> str:
+    scheme, _, token = str(said.get("authorization", "")).partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 NO_REPOSITORY_CONTROL: Final = Refusal(
