@@ -34,7 +34,7 @@ from shoal.coordinator.core.workloads.model import Content, Happened, Memory, Wa
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem, node_price
 from shoal.types.assignment import Credential, DesiredSet
-from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.codes import Code, refuse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -365,9 +365,3 @@ def _event(happened: Happened) -> Event:
 
 def _workload_of(key: DocumentKey) -> WorkloadKey | None:
     return WorkloadKey(*key.name.split("/", 1)) if key.kind == "Workload" else None
-
-
-def stale_refusal(stale: tuple[str, ...]) -> Refusal:
-    return Refusal(
-        Code.PLAN_STALE, "; ".join(stale)[:500], "the plan that was shown", "plan again, look at it, apply its hash"
-    )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shoal.coordinator.core.fleet.checks import check_observed, check_reading, check_receipt, check_status
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.types.assignment import Observed, Status
+from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Reading
 from shoal.types.receipt import Receipt
@@ -156,9 +156,3 @@ def _still_holds(receipt: Receipt, node: Node) -> bool:
         and device.runtime_version == receipt.runtime_version
         for device in node.devices
     )
-
-
-def observed_of(fleet: Fleet, node: str, assignment: str) -> Observed | None:
-    """What `node` last said of `assignment`."""
-    state = fleet.nodes.get(node)
-    return None if state is None else state.observed.get(assignment)
