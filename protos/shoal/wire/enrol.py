@@ -76,7 +76,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def request_pem(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     """A signing request that asks for nothing but a certificate: what is issued comes from the token."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
 
@@ -84,10 +84,13 @@ def request_pem(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
 def redeem(address: str, token_text: str, name: str) -> Enrolled:
     """Redeems a join token at the enrolment server `address` (host:port) for the identity that it is bound to.
 
+    name: may be empty for a token that is bound to one.
+
     Raises ShoalError(TOKEN_* | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | NAME_INVALID | CSR_DENIED).
     """
     token = parse_join_token(token_text)
-    check_name(name, "name")
+    if name:
+        check_name(name, "name")
     ca = _pinned_ca(address, token)
     key = new_key()
     credentials = grpc.ssl_channel_credentials(root_certificates=ca)

@@ -85,6 +85,19 @@ def test_a_token_makes_one_member_of_the_role_and_name_that_it_names(town: Town,
     assert "Traceback" not in again.stderr + twice.stderr
 
 
+def test_a_joiner_that_says_no_name_gets_the_token_s_or_its_host_s(town: Town, tmp_path: Path) -> None:
+    bound = town.api.create_token("agent", "edge-12", 300.0).token
+    free = town.api.create_token("agent", "", 300.0).token
+    names = []
+    for folder, token in (("a", bound), ("b", free)):
+        state = str(tmp_path / folder)
+        done = town.agent("join", "--coordinator", town.said["enrol"], "--state-dir", state, token=token)
+        assert done.returncode == 0, done.stderr
+        names.append(json.loads(done.stdout)["node"])
+    assert names[0] == "edge-12"
+    assert names[1] not in ("", "edge-12")
+
+
 @pytest.mark.parametrize(
     ("bend", "code"),
     [

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.wire.enrol import redeem, write_private
+from shoal.types.units import Wall
+from shoal.wire.enrol import Enrolled, redeem, write_private
+from shoal.wire.identity import identity_of_pem
 
 _MEMBER = "member.json"
 
@@ -28,17 +30,18 @@ class Member:
     labels: Mapping[str, str]
 
 
-def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str]) -> Member:
-    """Redeems a token and keeps key, certificate and CA in `state_dir`.
+def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str], wall: Wall) -> Member:
+    """Redeems a token and keeps key, certificate and CA in `state_dir`; models cached there stay.
 
-    Raises ShoalError(CONFLICT) when this directory already holds a member, and what redeeming raises.
+    name: empty for the token's, or the host's where the token leaves it open. Raises ShoalError(CONFLICT) when this
+    directory holds a member whose certificate is still good, and what redeeming raises.
     """
     folder = state_dir / "identity"
-    if (folder / "cert.pem").exists():
+    if (folder / "cert.pem").exists() and identity_of_pem((folder / "cert.pem").read_bytes()).not_after > wall:
         raise refuse(
             Code.CONFLICT, f"{state_dir} has joined already", "an empty state directory", "choose another --state-dir"
         )
-    enrolled = redeem(coordinator, token, name or _host_name())
+    enrolled = _redeem(coordinator, token, name)
     if enrolled.role not in (Role.AGENT, Role.GATEWAY):
         raise refuse(
             Code.ROLE_DENIED, f"a token for role {enrolled.role}", "agent or gateway", "make one: shoal token create"
@@ -49,6 +52,16 @@ def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Ma
     write_private(folder / _MEMBER, json.dumps(asdict(member), indent=1).encode())
     enrolled.write(folder)  # the certificate comes last: with it the node has joined
     return member
+
+
+def _redeem(coordinator: str, token: str, name: str) -> Enrolled:
+    try:
+        return redeem(coordinator, token, name)
+    except ShoalError as error:
+        # A token that is bound to no name does not tell one, and was not used up by asking.
+        if name or error.code is not Code.NAME_INVALID:
+            raise
+        return redeem(coordinator, token, _host_name())
 
 
 def load(state_dir: Path) -> Member:

@@ -37,9 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _join(state_dir: Path, coordinator: str, token: str, name: str, labels: dict[str, str]) -> int:
+    from shoal.agent.clock import SystemClock
     from shoal.agent.identity import enrolment
 
-    member = enrolment.join(state_dir, coordinator, token, name=name, labels=labels)
+    wall = SystemClock().wall()
+    member = enrolment.join(state_dir, coordinator, token, name=name, labels=labels, wall=wall)
     print(json.dumps({"event": "joined", "node": member.name, "region": member.region, "role": member.role}))
     return 0
 

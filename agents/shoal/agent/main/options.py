@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     _option(
         join, "--token", help="from `shoal token create`; better as SHOAL_TOKEN, which others cannot see", required=True
     )
-    _option(join, "--name", help="of this node; default: its host name")
+    _option(join, "--name", default="", help="of this node; default: the token's, else its host name")
 
     run = commands.add_parser("run", help="serve until SIGTERM")
     _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")

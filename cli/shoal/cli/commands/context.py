@@ -62,8 +62,7 @@ def use(name: str) -> None:
 @click.option(
     "--as",
     "as_",
-    default="operator",
-    show_default=True,
+    default="",
     help="Your name in the audit log, where the token leaves it open.",
 )
 @click.option("--name", default="", help="Name of the context. [default: the region's]")

@@ -183,6 +183,7 @@ class Enrolment:
                 "a token in its time",
                 "make a new one: shoal token create",
             )
+        name = name or token.name
         if token.name and name != token.name:
             raise _invalid(f"a token for another name than {name!r:.80}")
         check_name(name, "name")
