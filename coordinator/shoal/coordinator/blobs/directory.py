@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from shoal.coordinator.blobs.thread import to_its_end
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes, show_bytes
 from shoal.wire.limits import CHUNK_BYTES
@@ -52,14 +53,14 @@ class DirectoryBlobs:
         """
         if offset < 0:
             raise refuse(Code.INVALID_ARGUMENT, f"offset {offset}", "an offset of at least 0", "ask again from 0")
-        path = self._path(digest)
-        descriptor = await asyncio.to_thread(open_model, path)
+        model = Opened()
         try:
-            while chunk := await asyncio.to_thread(os.pread, descriptor, CHUNK_BYTES, offset):
+            await to_its_end(model.read, self._path(digest))
+            while chunk := await to_its_end(os.pread, model.descriptor, CHUNK_BYTES, offset):
                 offset += len(chunk)
                 yield chunk
         finally:
-            os.close(descriptor)
+            model.close()
 
     async def write(self, chunks: AsyncIterator[bytes], *, size: Bytes, digest: str) -> str:
         """The path of the complete, verified, durable file. A copy that is here already is replaced by the new bytes.
@@ -75,8 +76,9 @@ class DirectoryBlobs:
                 f"1 byte to {show_bytes(self._max_bytes)}",
                 "push a smaller model, or raise the coordinator's limit",
             )
-        descriptor, arriving = await asyncio.to_thread(self._begin, size)
+        arriving = Opened()
         try:
+            await to_its_end(self._begin, arriving, size)
             found, written = hashlib.sha256(), 0
             async for chunk in chunks:
                 written += len(chunk)
@@ -87,7 +89,7 @@ class DirectoryBlobs:
                         f"{size} bytes",
                         "declare the file's true size",
                     )
-                await asyncio.to_thread(_append, descriptor, chunk, found)
+                await to_its_end(_append, arriving.descriptor, chunk, found)
             if f"sha256:{found.hexdigest()}" != digest:
                 raise refuse(
                     Code.MODEL_DIGEST,
@@ -95,12 +97,13 @@ class DirectoryBlobs:
                     digest,
                     "push again; if it stays, the file changed after its digest was taken",
                 )
-            await asyncio.to_thread(self._publish, descriptor, arriving, path)
+            await to_its_end(self._publish, arriving, path)
         except OSError as failed:
             raise _refused(failed, size) from failed
         finally:
-            os.close(descriptor)
-            await asyncio.to_thread(arriving.unlink, missing_ok=True)
+            arriving.close()
+            if arriving.path is not None:
+                await to_its_end(arriving.path.unlink, missing_ok=True)
         return str(path)
 
     async def delete(self, digest: str) -> None:
@@ -116,27 +119,40 @@ class DirectoryBlobs:
             )
         return self._root / match.group(1)
 
-    def _begin(self, size: int) -> tuple[int, Path]:
+    def _begin(self, arriving: "Opened", size: int) -> None:
         """An empty file to write into, if the file system has room for `size` bytes now."""
-        try:
-            free = shutil.disk_usage(self._incoming).free
-            if free < size + self._spare_bytes:
-                raise OSError(errno.ENOSPC, f"{show_bytes(free)} free")
-            descriptor, name = tempfile.mkstemp(dir=self._incoming)  # 0600, O_EXCL
-        except OSError as failed:
-            raise _refused(failed, size) from failed
-        return descriptor, Path(name)
+        free = shutil.disk_usage(self._incoming).free
+        if free < size + self._spare_bytes:
+            raise OSError(errno.ENOSPC, f"{show_bytes(free)} free")
+        arriving.descriptor, name = tempfile.mkstemp(dir=self._incoming)  # 0600, O_EXCL
+        arriving.path = Path(name)
 
-    def _publish(self, descriptor: int, arriving: Path, path: Path) -> None:
+    def _publish(self, arriving: "Opened", path: Path) -> None:
         """Bytes, then name, then the directory's memory of the name."""
-        os.fchmod(descriptor, stat.S_IRUSR)
-        os.fsync(descriptor)
-        arriving.rename(path)
+        assert arriving.path is not None
+        os.fchmod(arriving.descriptor, stat.S_IRUSR)
+        os.fsync(arriving.descriptor)
+        arriving.path.rename(path)
         folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class Opened:
+    """A descriptor that a thread opens and the event loop closes. path: what is to be removed with it."""
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self.path: Path | None = None
+
+    def read(self, path: Path) -> None:
+        self.descriptor = open_model(path)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
 
 def open_model(path: Path) -> int:
@@ -187,4 +203,9 @@ def _refused(failed: OSError, size: int) -> ShoalError:
             f"{show_bytes(size)} for a model",
             "remove unused models (`shoal model rm`) or enlarge the coordinator's disk",
         )
-    return refuse(Code.INTERNAL, f"{failed}", "a writable model directory", "look at the coordinator's disk")
+    return refuse(
+        Code.INTERNAL,
+        failed.strerror or "the disk failed",
+        "a writable model directory",
+        "look at the coordinator's disk",
+    )

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from shoal.coordinator.blobs.directory import open_model
+from shoal.coordinator.blobs.directory import Opened
 from shoal.coordinator.blobs.inspect_child import PROFILE, REFUSAL, Errand
+from shoal.coordinator.blobs.thread import to_its_end
 from shoal.coordinator.core.graph import RULES, Rules
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import ModelProfile
@@ -55,9 +56,10 @@ class ChildInspector:
         Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH | MODEL_TOO_LARGE | MODEL_DIGEST | MODEL_ARCHIVE | MODEL_INVALID |
         CUSTOM_OP_DENIED) and nothing else but CancelledError.
         """
-        descriptor = await asyncio.to_thread(open_model, Path(path))
+        model = Opened()
         try:
-            size = os.fstat(descriptor).st_size
+            await to_its_end(model.read, Path(path))
+            size = os.fstat(model.descriptor).st_size
             if size > self._limits.rules.max_size_bytes:
                 raise refuse(
                     Code.MODEL_TOO_LARGE,
@@ -66,9 +68,9 @@ class ChildInspector:
                     "a model in one protobuf file ends below 2 GiB: quantise it",
                 )
             async with self._turn:
-                return await self._ask(descriptor, size, digest)
+                return await self._ask(model.descriptor, size, digest)
         finally:
-            os.close(descriptor)
+            model.close()
 
     async def _ask(self, descriptor: int, size: int, digest: str) -> ModelProfile:
         limits = self._limits
@@ -83,7 +85,9 @@ class ChildInspector:
                 start_new_session=True,
             )
         except OSError as failed:
-            raise refuse(Code.INTERNAL, f"{failed}", "a process to inspect the model in", "try again") from failed
+            raise refuse(
+                Code.INTERNAL, failed.strerror or "no process", "a process to inspect the model in", "try again"
+            ) from failed
         try:
             async with asyncio.timeout(limits.deadline_s):
                 answer = await _answer(child, limits.answer_bytes)

@@ -1,20 +1,24 @@
 """Models by digest: all of it or nothing, verified, durable, without links. Also A36 where bytes come in."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from harness.crafted import digest_of
 from harness.push import chunks_of
-from harness.wait import wait_until
+from harness.wait import until, wait_until
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Bytes
@@ -205,3 +209,42 @@ def test_what_a_killed_coordinator_was_taking_is_gone_at_the_next_start(tmp_path
     assert [path.stat().st_size for path in (tmp_path / "incoming").iterdir()] == [100_000]
     blobs = DirectoryBlobs(tmp_path, Bytes(2**20))
     assert files(blobs) == []
+
+
+@pytest.mark.parametrize(("module", "function"), [(tempfile, "mkstemp"), (os, "write"), (os, "fchmod")])
+async def test_a_write_that_is_cancelled_while_a_thread_works_leaves_nothing_half(
+    blobs: DirectoryBlobs, monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str
+) -> None:
+    """A thread cannot be stopped: what it opens is closed and removed, and never closed under its hands."""
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
+    real = getattr(module, function)
+
+    def slow(*arguments: object, **named: object) -> object:
+        begun.set()
+        assert released.wait(10)
+        try:
+            return real(*arguments, **named)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(module, function, slow)
+    descriptors = open_descriptors()
+    writing = asyncio.create_task(blobs.write(chunks_of(CONTENT), size=SIZE, digest=DIGEST))
+    await until(begun.is_set, 10, f"{function} to begin")
+    writing.cancel()
+    asyncio.get_running_loop().call_later(0.05, released.set)
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    await until(ended.is_set, 10, "the thread to end")
+    monkeypatch.undo()
+    assert [path for path in files(blobs) if path.parent.name == "incoming"] == []
+    assert open_descriptors() == descriptors
+
+
+def open_descriptors() -> list[str]:
+    """Files of the store that this process holds open."""
+    held = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
+            held.append(str(each.readlink()))
+    return [name for name in held if "/models/" in name]
