@@ -2,9 +2,10 @@
 
 import base64
 import datetime
-import socket
+import hashlib
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,8 +18,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+from onnx import helper
 
+from harness import crafted
 from harness.coordinator import REGION, Coordinator, channel, operator
+from harness.http2 import declare_4_gib
+from harness.report import record
 from harness.wait import wait_until
 from shoal.coordinator.clock import SystemClock
 from shoal.coordinator.identity.authority import FileAuthority
@@ -118,11 +123,13 @@ def test_a01_an_open_stream_ends_within_a_second_of_its_certificate(coordinator:
             _first(stream)
         why = refusal(lambda: [None for _ in stream])
         assert why.code is Code.CERT_EXPIRED
-        assert -0.1 <= clock.wall() - ends <= 1.0
+        late = clock.wall() - ends
+        assert -0.1 <= late <= 1.0
         if role is Role.AGENT:
             said.set()
             again = link_pb2_grpc.AgentLinkStub(opened).Session(iter([hello(f"short-{role}")]))
             assert refusal(partial(_first, again)).code is Code.CERT_EXPIRED
+    record("A01", "P", 1, role=role, closed_s_after_expiry=round(late, 3))
 
 
 def test_a01_validity_is_checked_per_call(coordinator: Coordinator) -> None:
@@ -255,6 +262,7 @@ def test_a06_one_of_a_hundred_redemptions_at_once_succeeds(coordinator: Coordina
     # The first twenty failures are told why; then the address has to slow down.
     assert codes <= {Code.TOKEN_USED, Code.OVERLOADED}
     assert Code.TOKEN_USED in codes
+    record("A06", "P", len(outcomes), at_once=len(outcomes), redeemed=len(won))
 
 
 def test_a06_used_expired_foreign_and_guessed_tokens(coordinator: Coordinator, admin: Enrolled, tmp_path: Path) -> None:
@@ -310,7 +318,9 @@ def test_a06_guessing_is_slowed_down_and_leaves_one_trace(coordinator: Coordinat
         codes = [found.code for found in pool.map(guess, range(2000))]
     assert set(codes) <= {Code.TOKEN_INVALID, Code.OVERLOADED}
     assert codes.count(Code.TOKEN_INVALID) < 100
-    assert audit_entries(coordinator, admin) - before <= 3
+    entries = audit_entries(coordinator, admin) - before
+    assert entries <= 3
+    record("A06", "P", len(codes), redeemed=0, looked_up=codes.count(Code.TOKEN_INVALID), audit_entries=entries)
 
 
 def audit_entries(coordinator: Coordinator, admin: Enrolled) -> int:
@@ -431,6 +441,7 @@ def test_a07_a_request_that_asks_for_more_is_denied_and_does_not_burn_the_token(
     assert not constraints.ca
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [f"edge-7.agent.{REGION}.shoal", "localhost"]
+    record("A07", "P", len(greedy()), denied=len(greedy()))
 
 
 # A14
@@ -473,51 +484,122 @@ def test_a14_compressed_a_thousand_to_one_is_refused_by_what_it_becomes(
         assert resident(coordinator) - before < 64 * 2**20
 
 
+@pytest.mark.parametrize(
+    "method", ["Operator/Get", "AgentLink/Session", "Artifacts/Push", "Enrolment/Redeem"], ids=lambda m: m.split("/")[0]
+)
 def test_a14_four_gigabytes_declared_and_ten_bytes_sent_cost_nothing(
+    coordinator: Coordinator, admin: Enrolled, tmp_path: Path, method: str
+) -> None:
+    before = resident(coordinator)
+    context = ssl.create_default_context(cadata=admin.ca_pem.decode())
+    enrols = method.startswith("Enrolment")
+    if not enrols:
+        caller = coordinator.certificate(Role.AGENT, "liar") if method.startswith("AgentLink") else admin
+        (tmp_path / "cert.pem").write_bytes(caller.certificate_pem)
+        (tmp_path / "key.pem").write_bytes(caller.key_pem)
+        context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    address = coordinator.enrol if enrols else coordinator.link
+    server = dns_of(REGION, Role.COORDINATOR, "coordinator")
+    answer = declare_4_gib(address, f"/shoal.v1.{method}", context, server)
+    assert b"grpc-status" in answer
+    assert b"larger than max" in answer
+    grown = resident(coordinator) - before
+    assert grown < 32 * 2**20
+    assert operator(coordinator.link, admin).WhoAmI(api.WhoAmIRequest(), timeout=5).name == "admin"
+    record("A14", "P", 1, listener=method, declared="4 GiB", grown_mib=grown // 2**20)
+
+
+def test_a14_at_the_enrolment_port_one_byte_more_is_too_large(coordinator: Coordinator, admin: Enrolled) -> None:
+    """Before anybody is known: what fits is read and refused for what it says, what is over is not read."""
+    before = resident(coordinator)
+    server = dns_of(REGION, Role.COORDINATOR, "coordinator")
+    options = channel_options(UNLIMITED, server_name=server)
+    with grpc.secure_channel(coordinator.enrol, grpc.ssl_channel_credentials(admin.ca_pem), options) as opened:
+        stub = enrolment_pb2_grpc.EnrolmentStub(opened)
+
+        def sized(total: int) -> enrolment_pb2.RedeemRequest:
+            request = enrolment_pb2.RedeemRequest(token="t", name="edge-9", csr_pem="x" * 1000)
+            request.csr_pem += "x" * (total - request.ByteSize())
+            return enrolment_pb2.RedeemRequest(
+                token="t", name="edge-9", csr_pem=request.csr_pem[: len(request.csr_pem) - (request.ByteSize() - total)]
+            )
+
+        fits, over = sized(ENROL_BYTES), sized(ENROL_BYTES + 1)
+        assert (fits.ByteSize(), over.ByteSize()) == (ENROL_BYTES, ENROL_BYTES + 1)
+        assert answered(partial(stub.Redeem, fits, timeout=20)) is Code.TOKEN_INVALID
+        assert refusal(lambda: stub.Redeem(over, timeout=20)).code is Code.TOO_LARGE
+        bomb = enrolment_pb2.RedeemRequest(token="t", name="edge-9", csr_pem="x" * (64 * 2**20))
+        for _ in range(3):
+            bombed = partial(stub.Redeem, bomb, timeout=60, compression=grpc.Compression.Gzip)
+            assert refusal(bombed).code is Code.TOO_LARGE
+    grown = resident(coordinator) - before
+    assert grown < 32 * 2**20
+    record("A14", "P", 5, listener="enrolment", cap_bytes=ENROL_BYTES, grown_mib=grown // 2**20)
+
+
+def test_a14_more_than_was_announced_is_not_kept(coordinator: Coordinator, admin: Enrolled) -> None:
+    """A push of one byte more than its head says, and one whose chunk is larger than a message may be."""
+    content = b"x" * 1000
+    with channel(coordinator.link, admin, max_bytes=UNLIMITED) as opened:
+        stub = artifacts_pb2_grpc.ArtifactsStub(opened)
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        head = artifacts_pb2.PushChunk(head=artifacts_pb2.PushHead(name="m", size=len(content) - 1, digest=digest))
+        longer = artifacts_pb2.PushChunk(data=content)
+        assert refusal(lambda: stub.Push(iter([head, longer]), timeout=20)).code is Code.MODEL_TOO_LARGE
+        whole = artifacts_pb2.PushChunk(head=artifacts_pb2.PushHead(name="m", size=2 * LINK_BYTES, digest=digest))
+        chunk = artifacts_pb2.PushChunk(data=b"x" * LINK_BYTES)
+        assert chunk.ByteSize() > LINK_BYTES
+        assert refusal(lambda: stub.Push(iter([whole, chunk]), timeout=20)).code is Code.TOO_LARGE
+        assert not list(stub.List(artifacts_pb2.ListModelsRequest(), timeout=5).models)
+    assert not [path for path in (coordinator.data / "models").rglob("*") if path.is_file()]
+    record("A14", "P", 2, listener="Artifacts/Push", kept=0)
+
+
+# I11
+
+
+def test_a34_a_refused_model_leaves_one_counter_and_one_audit_entry(
     coordinator: Coordinator, admin: Enrolled, tmp_path: Path
 ) -> None:
-    """A gRPC frame on a bare HTTP/2 connection whose length says 4 GiB."""
-    before = resident(coordinator)
-    (tmp_path / "cert.pem").write_bytes(admin.certificate_pem)
-    (tmp_path / "key.pem").write_bytes(admin.key_pem)
+    """Ten pushes of a model with foreign operators, over the wire: nothing stays, nobody is told more than why."""
+    node = helper.make_node("RunShell", ["x"], ["y"], domain="com.evil")
+    made = crafted.model([node], [crafted.tensor("x", [1])], [crafted.tensor("y", [1])], domains={"com.evil": 1})
+    content, tries = made.SerializeToString(), 10
+    head = artifacts_pb2.PushHead(name="evil", size=len(content), digest=crafted.digest_of(content))
+    pusher = coordinator.certificate(Role.OPERATOR, "pusher")
+    entries = audit_entries(coordinator, admin)
+    stored = stored_keys(coordinator, admin)
+    with channel(coordinator.link, pusher) as opened:
+        stub = artifacts_pb2_grpc.ArtifactsStub(opened)
+        for _ in range(tries):
+            parts = [artifacts_pb2.PushChunk(head=head), artifacts_pb2.PushChunk(data=content)]
+            why = refusal(partial(stub.Push, iter(parts), timeout=30))
+            assert why.code is Code.CUSTOM_OP_DENIED
+            told = f"{why.found} {why.asked} {why.remedy}"
+            assert not any(secret in told for secret in (str(coordinator.folder), "/tmp", "admin", "127.0.0.1"))
+    assert audit_entries(coordinator, admin) - entries == 1
+    counted = f'shoal_coordinator_calls_refused_total{{code="{Code.CUSTOM_OP_DENIED}",method="Push"}} {tries}.0'
+    assert counted in scrape(coordinator, admin, tmp_path)
+    assert stored_keys(coordinator, admin) == stored
+    assert not [path for path in (coordinator.data / "models").rglob("*") if path.is_file()]
+    record("A34", "P", tries, audit_entries=1, stored=0)
+
+
+def stored_keys(coordinator: Coordinator, admin: Enrolled) -> tuple[list[str], list[str]]:
+    """Models and events that an operator can see."""
+    events = operator(coordinator.link, admin).Events(api.EventsRequest(), timeout=10)
+    with channel(coordinator.link, admin) as opened:
+        listed = artifacts_pb2_grpc.ArtifactsStub(opened).List(artifacts_pb2.ListModelsRequest(), timeout=5)
+    return [model.digest for model in listed.models], [event.code for event in events]
+
+
+def scrape(coordinator: Coordinator, admin: Enrolled, folder: Path) -> str:
+    (folder / "cert.pem").write_bytes(admin.certificate_pem)
+    (folder / "key.pem").write_bytes(admin.key_pem)
     context = ssl.create_default_context(cadata=admin.ca_pem.decode())
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    context.set_alpn_protocols(["h2"])
-    host, port = coordinator.link.split(":")
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as raw,
-        context.wrap_socket(raw, server_hostname=dns_of(REGION, Role.COORDINATOR, "coordinator")) as secured,
-    ):
-        secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
-        secured.sendall(_frame(1, 4, 1, _headers("/shoal.v1.Operator/Get")))
-        secured.sendall(_frame(0, 0, 1, b"\0\xff\xff\xff\xff" + b"x" * 10))
-        secured.settimeout(10)
-        answer = b""
-        while b"grpc-status" not in answer and b"8" not in answer[-64:] and len(answer) < 4096:
-            got = secured.recv(4096)
-            if not got:
-                break
-            answer += got
-    assert answer
-    assert resident(coordinator) - before < 32 * 2**20
-    assert operator(coordinator.link, admin).WhoAmI(api.WhoAmIRequest(), timeout=5).name == "admin"
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def _headers(path: str) -> bytes:
-    """HPACK literals without indexing."""
-
-    def literal(name: bytes, value: bytes) -> bytes:
-        return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-    fields = [
-        (b":method", b"POST"), (b":scheme", b"https"), (b":path", path.encode()), (b":authority", b"localhost"),
-        (b"content-type", b"application/grpc"), (b"te", b"trailers"),
-    ]  # fmt: skip
-    return b"".join(literal(name, value) for name, value in fields)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    with urllib.request.urlopen(f"https://{coordinator.metrics}/metrics", context=context, timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 def test_a14_a_model_that_claims_more_than_it_sends_leaves_nothing(coordinator: Coordinator, admin: Enrolled) -> None:

@@ -6,7 +6,6 @@ Whatever comes, the answer is a refusal with its code or the right tensors, noth
 import asyncio
 import hashlib
 import json
-import socket
 import ssl
 import struct
 from collections import Counter
@@ -22,6 +21,7 @@ from onnx import TensorProto, helper
 
 from harness.crafted import model as onnx_model
 from harness.crafted import tensor
+from harness.http2 import declare_4_gib
 from harness.node import Node
 from harness.oip import Client, Failed, GrpcClient, RestClient, Tensor, read_response
 from harness.pki import Authority
@@ -496,7 +496,11 @@ async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node:
     over = head.replace(b"4294967296", str(MAX_MESSAGE + 1).encode())
     assert (await rest.exchange(over)).status == 413
 
-    answer = await asyncio.to_thread(http2_message_of_4_gib, node.front.config.grpc_port, tenant)
+    context = ssl.create_default_context(cafile=str(tenant.authority))
+    context.load_cert_chain(tenant.certificate, tenant.key)
+    address = f"127.0.0.1:{node.front.config.grpc_port}"
+    path = "/inference.GRPCInferenceService/ModelInfer"
+    answer = await asyncio.to_thread(declare_4_gib, address, path, context, "localhost")
     assert b"grpc-status" in answer
     assert b"larger than max" in answer
     grown = resident(node) - before
@@ -504,43 +508,3 @@ async def test_a14_declared_sizes_are_refused_before_anything_is_allocated(node:
     record("A14", "P", 3, listener="data, gRPC and REST", declared="4 GiB", grown_mib=grown // 2**20)
     with pytest.raises(Failed):
         await node.grpc(tenant).infer("three", (), timeout=5)
-
-
-def http2_message_of_4_gib(port: int, files: Any) -> bytes:
-    """A gRPC message whose prefix declares 4 GiB, followed by ten bytes: frames by hand, as no client would send it."""
-
-    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-        return struct.pack("!I", len(payload))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + payload
-
-    def literal(name: bytes, value: bytes) -> bytes:
-        return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-    path = b"/inference.GRPCInferenceService/ModelInfer"
-    fields = (
-        (b":method", b"POST"),
-        (b":scheme", b"https"),
-        (b":path", path),
-        (b":authority", b"localhost"),
-        (b"content-type", b"application/grpc"),
-        (b"te", b"trailers"),
-    )
-    context = ssl.create_default_context(cafile=str(files.authority))
-    context.load_cert_chain(files.certificate, files.key)
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as secure,
-    ):
-        secure.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(4, 0, 0, b"")
-            + frame(1, 4, 1, b"".join(literal(*pair) for pair in fields))
-            + frame(0, 0, 1, b"\x00" + struct.pack("!I", 2**32 - 1) + b"0123456789")
-        )
-        seen = b""
-        while b"grpc-status" not in seen or b"larger than max" not in seen:
-            data = secure.recv(65536)
-            if not data:
-                break
-            seen += data
-        return seen
