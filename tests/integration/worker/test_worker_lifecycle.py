@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from harness import onnx_models as models
+from harness.report import record
 from harness.wait import until
 from harness.workers import Pool, infer, kill
 from shoal.agent.frames import ConnectionLost, FrameClient
@@ -111,16 +112,22 @@ async def test_f39_request_that_crashes_the_runtime(tmp_path: Path) -> None:
 
 async def test_f37_request_that_wants_more_than_the_limit(tmp_path: Path) -> None:
     async with Pool(tmp_path, PoolOptions(memory_floor=256 * 2**20)) as pool:
+        await pool.serve("other", models.add_one())
         await pool.serve("fill", models.fill(), memory=2**20)
-        client = await pool.client("fill")
+        client, other, untouched = await pool.client("fill"), await pool.client("other"), pool.pid("other")
         assert len((await infer(client, {"x": np.array([2**20], np.int64)})).raw_output_contents[0]) == 2**22
         for wanted in (2**28, 2**40):
             with pytest.raises(ShoalError) as refused:
                 await infer(client, {"x": np.array([wanted], np.int64)})
             assert refused.value.code is Code.OUT_OF_MEMORY
+            assert (await infer(other, ONES)).outputs[0].name == "y"
         assert len((await infer(client, {"x": np.array([2**20], np.int64)})).raw_output_contents[0]) == 2**22
         served = (await pool.stats("fill")).served[0]
         assert (served.requests, served.errors) == (4, 2)
+        assert (await infer(other, ONES)).outputs[0].name == "y"
+        assert pool.pid("other") == untouched
+        record("F37", "P", 2, told=Code.OUT_OF_MEMORY, others_lost=0)
+        await other.close()
         await client.close()
 
 
