@@ -36,6 +36,10 @@ def read(paths: Sequence[str]) -> Bundle:
             for source in (model.source, *(variant.source for variant in model.variants)):
                 if _is_path(source):
                     sources[source] = folder / source
+    if files and not loaded.documents and not loaded.problems:
+        raise refuse(
+            Code.FIELD_MISSING, f"no documents in {', '.join(paths)}", "at least one", "begin with: shoal policy new"
+        )
     documents = tuple(operator_pb2.Document(name=name, text=text.decode()) for name, text in texts)
     return Bundle(documents, tuple(loaded.problems), sources)
 

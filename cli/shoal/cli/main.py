@@ -24,7 +24,7 @@ from shoal.cli.commands import (
     token,
     validate,
 )
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
 _VERBS: tuple[click.Command, ...] = (
     demo.demo,
@@ -49,7 +49,43 @@ _VERBS: tuple[click.Command, ...] = (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SHOAL"})
+LATER: dict[str, str] = {
+    "can-move": "migration",
+    "migrate": "migration",
+    "drain": "migration",
+    "rollback": "migration",
+    "history": "migration",
+    "node": "links",
+    "ca": "links",
+    "federation": "federation",
+    "region": "federation",
+    "trace": "compose",
+    "backup": "compose",
+    "restore": "compose",
+    "logs": "compose",
+    "support-bundle": "compose",
+    "upgrade": "compose",
+    "simulate": "simulator",
+    "top": "dashboard",
+    "dashboard": "dashboard",
+}
+"""Verbs of the contract that a later release brings, and with what."""
+
+
+class Verbs(click.Group):
+    """Says of a verb that is still to come that it is, rather than that there is none."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in LATER:
+            raise refuse(
+                Code.NOT_SUPPORTED_YET, f"shoal {args[0]}", "a verb of this release", f"it comes with: {LATER[args[0]]}"
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SHOAL"})
 @click.version_option(package_name="shoal", message="shoal %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
@@ -63,7 +99,7 @@ for _verb in _VERBS:
 
 
 def main() -> None:
-    """Every error is one line, `CODE  found  asked  remedy`, on stderr; status 255, or what the verb says."""
+    """Every error is one line, `CODE  found  asked  remedy`, on stderr; status 255, 2 for a wrong command line."""
     debug = "--debug" in sys.argv
     try:
         sys.exit(shoal(standalone_mode=False) or 0)
@@ -72,10 +108,8 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        if isinstance(error, click.UsageError):
-            error.show()
-            sys.exit(2)
-        fail(Refusal(Code.FIELD_INVALID, error.format_message()))
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shoal"
+        fail(Refusal(Code.FIELD_INVALID, error.format_message(), "", f"{where} --help"), error.exit_code)
     except ShoalError as error:
         if debug:
             raise
@@ -92,9 +126,9 @@ def main() -> None:
         fail(Refusal(Code.INTERNAL, f"{type(error).__name__}: {error}", "", "run again with --debug and report it"))
 
 
-def fail(refusal: Refusal) -> None:
+def fail(refusal: Refusal, status: int = 255) -> None:
     print(refusal, file=sys.stderr)
-    sys.exit(255)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

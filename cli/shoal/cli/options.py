@@ -13,6 +13,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FORMATS = ("table", "wide", "json", "yaml")
 
+SINGULAR = {
+    "nodes": "node",
+    "devices": "device",
+    "models": "model",
+    "workloads": "workload",
+    "placements": "placement",
+    "policies": "policy",
+    "tenants": "tenant",
+    "regions": "region",
+    "tokens": "token",
+    "events": "event",
+}
+"""The kinds of things, as listings name them and as one of them is called."""
+
+
+class ResourceKind(click.ParamType[str]):
+    """A kind by its plural or singular; the plural is what the command gets."""
+
+    name = "kind"
+
+    def __init__(self, *kinds: str) -> None:
+        self._kinds = kinds or tuple(SINGULAR)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        for kind in self._kinds:
+            if value in (kind, SINGULAR[kind]):
+                return kind
+        return self.fail(f"{value!r} is none of {', '.join(self._kinds)}", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(self._kinds)}]"
+
 
 def connection(command: F) -> F:
     """--context and --region."""

@@ -43,6 +43,7 @@ def test_a_mistake_is_placed_and_the_status_is_1(tmp_path: Path) -> None:
         (("context", "use", "nowhere"), "CONTEXT_UNKNOWN"),
         (("context", "login", "--coordinator", "127.0.0.1:1", "--token", "junk"), "TOKEN_INVALID"),
         (("token", "create", "--valid", "60"), "CONTEXT_UNKNOWN"),
+        (("migrate", "reader"), "NOT_SUPPORTED_YET"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
@@ -52,6 +53,21 @@ def test_errors_are_one_coded_line(arguments: tuple[str, ...], code: str, tmp_pa
     assert done.stderr.startswith(f"{code}  ")
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("get", "gnomes"), ("dance",), ("apply",), ("plan", "--nope")])
+def test_a_wrong_command_line_is_coded_too(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = run(*arguments, home=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("FIELD_INVALID  ")
+    assert "--help" in done.stderr
+
+
+def test_a_file_without_documents_is_no_valid_one(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    done = run("validate", str(tmp_path / "empty.yaml"), home=tmp_path)
+    assert done.returncode == 255
+    assert done.stderr.startswith("FIELD_MISSING  ")
 
 
 def test_every_verb_has_help() -> None:

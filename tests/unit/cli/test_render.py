@@ -6,6 +6,7 @@ import pytest
 
 from shoal.cli.render import plan as plans
 from shoal.cli.render import resources
+from shoal.cli.render.data import as_data
 from shoal.v1 import nouns_pb2, operator_pb2
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -107,6 +108,20 @@ def test_placements_say_what_is_emulated(request: pytest.FixtureRequest, capsys:
     )
     resources.show("placements", [row], wide=False)
     agrees("placements.txt", capsys.readouterr().out, request)
+
+
+def test_data_has_numbers_times_and_null_for_what_is_unknown() -> None:
+    event = operator_pb2.Event(sequence=2**40, at=1_700_000_000.5, code="X")
+    data = as_data(event)
+    assert data["sequence"] == 2**40
+    assert data["at"] == "2023-11-14T22:13:20.500+00:00"
+    assert data["workload"] is None
+    node = operator_pb2.NodeView(node=nouns_pb2.Node(labels={"site": "hall"}, devices=[nouns_pb2.Device(name="cpu0")]))
+    data = as_data(node)
+    assert data["last_seen"] is None
+    assert data["node"]["labels"] == {"site": "hall"}
+    assert data["node"]["devices"][0]["name"] == "cpu0"
+    assert as_data(nouns_pb2.Reading(power_w=float("nan")))["power_w"] is None
 
 
 def test_nothing_to_show(capsys: pytest.CaptureFixture[str]) -> None:

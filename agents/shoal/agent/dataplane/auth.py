@@ -87,14 +87,14 @@ def _by_token(call: Call, credentials: Credentials, origin: str, wall: Wall) -> 
             Code.TOKEN_INVALID,
             "a token nobody was given",
             "a tenant's token",
-            "make one: shoal token create --tenant NAME",
+            "make one: shoal token create --role bearer --name TENANT",
         )
     if wall > credential.expires_at:
         raise refuse(
             Code.TOKEN_EXPIRED,
             f"a token of {credential.tenant} that ended {wall - credential.expires_at:.0f}s ago",
             "a valid token",
-            "make a new one: shoal token create --tenant NAME",
+            "make a new one: shoal token create --role bearer --name TENANT",
         )
     return Caller(_own(call, credential.tenant), Role.TENANT, credential.tenant, 0, origin)
 

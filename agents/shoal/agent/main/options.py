@@ -82,7 +82,10 @@ def parser() -> argparse.ArgumentParser:
     )
     _option(run, "--emulate", default="", metavar="PROFILE[,..]", help="emulated devices by the name of their profile")
     run.add_argument(
-        "--no-cpu", action="store_true", default=bool(os.environ.get("SHOAL_NO_CPU")), help="leave out the CPU"
+        "--no-cpu",
+        action="store_true",
+        default=os.environ.get("SHOAL_NO_CPU", "0") not in ("", "0", "false"),
+        help="leave out the CPU",
     )
     _option(run, "--time-scale", type=_scale, default="1", help="emulated devices answer so many times slower")
     _option(run, "--cache-quota", type=_size, default="4GiB", help="for model bytes on disk")

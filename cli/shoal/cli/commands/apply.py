@@ -6,7 +6,8 @@ import click
 
 from shoal.cli.documents import push_sources, read
 from shoal.cli.options import connected, connection, output
-from shoal.cli.render.output import as_data, emit, line
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit, line
 from shoal.cli.render.plan import problems_of, show_plan, show_problems
 from shoal.client import Region
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -53,7 +54,7 @@ def apply(
                     "look at it again: shoal plan",
                 )
             )
-        if output == "table":
+        if output == "table" and reply.revision:
             line(f"applied, revision {reply.revision}")
         if wait:
             await_ready(api, [(plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads], timeout_s)

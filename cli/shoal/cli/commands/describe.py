@@ -2,18 +2,19 @@
 
 import click
 
-from shoal.cli.options import connected, connection, output
-from shoal.cli.render.output import as_data, emit
-from shoal.cli.render.resources import KINDS, rows_of
+from shoal.cli.options import ResourceKind, connected, connection
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit
+from shoal.cli.render.resources import rows_of
 from shoal.types.codes import Code, refuse
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=ResourceKind())
 @click.argument("name")
 @click.option("--tenant", default="", help="Only this tenant's. [default: all]")
 @connection
-@output
+@click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
 def describe(kind: str, name: str, tenant: str, context: str, region: str, output: str) -> None:
     """Everything the coordinator knows about one thing, with what belongs to it."""
     with connected(context, region) as api:
@@ -27,7 +28,7 @@ def describe(kind: str, name: str, tenant: str, context: str, region: str, outpu
             placements = [as_data(message) for message in rows_of(api, "placements", "", tenant)]
             for one in data:
                 one["placements"] = [row for row in placements if _belongs(kind, one, row)]
-    emit(data, output if output == "json" else "yaml")
+    emit(data, output)
 
 
 def _belongs(kind: str, one: dict, row: dict) -> bool:  # type: ignore[type-arg]

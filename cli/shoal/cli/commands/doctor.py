@@ -3,7 +3,8 @@
 import click
 
 from shoal.cli.options import connected, connection, output
-from shoal.cli.render.output import as_data, emit, line, table
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit, line, table
 from shoal.types.codes import Code, refuse
 
 

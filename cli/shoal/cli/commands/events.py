@@ -5,7 +5,8 @@ import json
 import click
 
 from shoal.cli.options import connected, connection, output
-from shoal.cli.render.output import as_data, emit, line
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit, line
 from shoal.cli.render.resources import event_line
 
 

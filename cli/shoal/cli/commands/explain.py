@@ -3,7 +3,8 @@
 import click
 
 from shoal.cli.options import connected, connection, output, tenant
-from shoal.cli.render.output import as_data, emit
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit
 from shoal.cli.render.plan import show_explanation
 
 

@@ -2,13 +2,14 @@
 
 import click
 
-from shoal.cli.options import connected, connection, output
-from shoal.cli.render.output import as_data, emit
-from shoal.cli.render.resources import KINDS, rows_of, show
+from shoal.cli.options import ResourceKind, connected, connection, output
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit
+from shoal.cli.render.resources import rows_of, show
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=ResourceKind())
 @click.argument("name", default="")
 @click.option("--tenant", default="", help="Only this tenant's. [default: all]")
 @connection

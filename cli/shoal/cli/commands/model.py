@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from shoal.cli.options import connected, connection, output
-from shoal.cli.render.output import as_data, emit, line
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit, line
 from shoal.cli.render.progress import bytes_progress
 from shoal.cli.render.resources import rows_of, show, show_profile
 from shoal.types.codes import Code, refuse

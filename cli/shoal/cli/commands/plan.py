@@ -4,7 +4,8 @@ import click
 
 from shoal.cli.documents import push_sources, read
 from shoal.cli.options import connected, connection, output
-from shoal.cli.render.output import as_data, emit
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit
 from shoal.cli.render.plan import problems_of, show_plan, show_problems
 
 

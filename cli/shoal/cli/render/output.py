@@ -5,18 +5,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import yaml
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 console = Console(highlight=False, soft_wrap=True)
-
-
-def as_data(message: Message) -> dict[str, Any]:
-    """Field names as in the proto; fields without presence are shown even when zero."""
-    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def emit(data: Any, output: str) -> None:

@@ -12,19 +12,6 @@ from shoal.client import Region
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour, show_watts
 from shoal.v1 import artifacts_pb2, operator_pb2
 
-KINDS: Final = (
-    "nodes",
-    "devices",
-    "models",
-    "workloads",
-    "placements",
-    "policies",
-    "tenants",
-    "regions",
-    "tokens",
-    "events",
-)
-
 
 def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]:
     """The listing's messages."""

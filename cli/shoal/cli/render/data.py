@@ -1,0 +1,44 @@
+"""Messages as data for programs: numbers are numbers, times are RFC 3339 in UTC, what is unknown is null."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+TIMES: Final = frozenset({"at", "since", "last_seen"})
+"""Fields that hold seconds since 1970, besides all that end in `_at`; 0 says never."""
+
+
+def as_data(message: Message) -> dict[str, Any]:
+    """Every field by its name in the proto, also when it is empty."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if _is_map(field):
+        inner = field.message_type.fields_by_name["value"]
+        return {str(key): _value(value[key], inner, "") for key in sorted(value)}
+    if field.is_repeated:
+        return [_value(item, field, "") for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _value(value, field, field.name)
+
+
+def _value(value: Any, field: Any, name: str) -> Any:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return as_data(value)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return value.hex()
+    if isinstance(value, float):
+        if name in TIMES or name.endswith("_at"):
+            return datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds") if value > 0 else None
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
