@@ -112,9 +112,9 @@ def test_f06_killed_coordinator_is_back_and_nothing_was_lost_or_restarted(pair: 
     record("F06", "P", 1, outage="restarted by its keeper", sent=verdict.sent, lost=verdict.lost, **figures)
 
 
-def test_f06_coordinator_held_down_under_load(pair: Stack) -> None:
+@pytest.mark.parametrize("down_s", [PartitionRule().lost_after_s + 2.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_f06_coordinator_held_down_under_load(pair: Stack, down_s: float) -> None:
     """Down for longer than its nodes may be silent: who is back has not lost them for its own absence."""
-    down_s = PartitionRule().lost_after_s + 2.0
     clock = SystemClock()
     workers, before = pair.workers(), pair.events()[-1].sequence
     with through_gateway(pair) as load:
