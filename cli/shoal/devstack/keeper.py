@@ -172,7 +172,7 @@ class Keeper:
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
             "--state-dir", state, "--coordinator", self._stack.coordinator.addresses["link"],
             "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
-            "--metrics", addresses["metrics"],
+            "--metrics", addresses["metrics"], "--front-metrics", addresses["front-metrics"],
         ]  # fmt: skip
         for key, value in member.labels.items():
             command += ["--label", f"{key}={value}"]

@@ -103,8 +103,8 @@ def compose(region: str, count: int, ports: Mapping[str, int]) -> Stack:
 
 _USES: Final = {
     "coordinator": ("link", "enrol", "metrics"),
-    "gateway": ("grpc", "rest", "token", "metrics"),
-    "agent": ("grpc", "rest", "token", "metrics"),
+    "gateway": ("grpc", "rest", "token", "metrics", "front-metrics"),
+    "agent": ("grpc", "rest", "token", "metrics", "front-metrics"),
 }
 
 

@@ -209,7 +209,7 @@ class Machine:
                 [
                     *(sys.executable, "-m", "shoal.agent.main", "run", "--state-dir", str(self.folder)),
                     *("--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"]),
-                    *("--metrics", addresses["metrics"], *more),
+                    *("--metrics", addresses["metrics"], "--front-metrics", "127.0.0.1:0", *more),
                 ],
                 stdout=subprocess.PIPE,
                 stderr=log,

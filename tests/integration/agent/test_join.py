@@ -128,7 +128,11 @@ def test_nobody_at_the_address(tmp_path: Path, town: Town) -> None:
 def test_a_gateway_runs_is_seen_measured_and_well(town: Town, tmp_path: Path) -> None:
     state = tmp_path / "gw"
     assert town.join(state, town.api.create_token("gateway", "gw-1", 300.0).token).returncode == 0
-    ports = [each for flag in ("--grpc", "--rest", "--token-port", "--metrics") for each in (flag, "127.0.0.1:0")]
+    ports = [
+        each
+        for flag in ("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics")
+        for each in (flag, "127.0.0.1:0")
+    ]
     run = ["run", "--state-dir", str(state), "--label", "site=lab", *ports]
     wrong = town.agent(*run)
     assert wrong.stderr.startswith(Code.ROLE_DENIED), "its certificate is a gateway's"

@@ -37,6 +37,7 @@ class Config:
     rest: Address
     token: Address
     metrics: Address
+    front_metrics: Address
     advertise: str
     labels: Mapping[str, str]
     emulate: tuple[str, ...]
@@ -45,11 +46,12 @@ class Config:
     cache_quota: Bytes
 
     def __post_init__(self) -> None:
-        if len({self.grpc.host, self.rest.host, self.token.host}) != 1:
+        hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
+        if len(hosts) != 1:
             raise refuse(
                 Code.FIELD_INVALID,
-                f"{self.grpc.host}, {self.rest.host} and {self.token.host}",
-                "one host for --grpc, --rest and --token-port",
+                " and ".join(sorted(hosts)),
+                "one host for --grpc, --rest, --token-port and --front-metrics",
                 "listen on one address, or on 0.0.0.0",
             )
 
@@ -77,6 +79,13 @@ def parser() -> argparse.ArgumentParser:
     _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
     _option(run, "--token-port", type=_address, default="127.0.0.1:8002", help="HOST:PORT for requests, bearer token")
     _option(run, "--metrics", type=_address, default="127.0.0.1:9464", help="HOST:PORT for Prometheus, mTLS")
+    _option(
+        run,
+        "--front-metrics",
+        type=_address,
+        default="127.0.0.1:9465",
+        help="HOST:PORT for Prometheus of the front process (latencies, refusals by code), mTLS",
+    )
     _option(
         run, "--advertise", default="", help="host that peers dial; default: the one listened on, or this host's name"
     )
@@ -162,6 +171,7 @@ def config(parsed: argparse.Namespace) -> Config:
         rest=parsed.rest,
         token=parsed.token_port,
         metrics=parsed.metrics,
+        front_metrics=parsed.front_metrics,
         advertise=parsed.advertise,
         labels=dict(parsed.label),
         emulate=tuple(name for name in parsed.emulate.split(",") if name),

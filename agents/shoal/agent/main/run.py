@@ -95,7 +95,9 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.request_stop)
     beside = [
-        asyncio.create_task(_announce(node, supervisor, clock), name="announce"),
+        asyncio.create_task(
+            _announce(node, f"{listening.host}:{listening.metrics_port}", supervisor, clock), name="announce"
+        ),
         asyncio.create_task(_keep_floor(floor, clock), name="floor"),
     ]
     try:
@@ -114,6 +116,7 @@ def _front_config(config: Config, files: Files, identity: Identity) -> FrontConf
         grpc_port=config.grpc.port,
         token_port=config.token.port,
         rest_port=config.rest.port,
+        metrics_port=config.front_metrics.port,
         certificate=str(files.certificate),
         key=str(files.key),
         authority=str(files.ca),
@@ -143,7 +146,7 @@ def _node(config: Config, member: enrolment.Member, identity: Identity, front: F
     )
 
 
-async def _announce(node: Node, supervisor: Supervisor, clock: SystemClock) -> None:
+async def _announce(node: Node, front_metrics: str, supervisor: Supervisor, clock: SystemClock) -> None:
     """One line on stdout once requests are taken, for whoever started this program."""
     while not supervisor.snapshot.front.ready:
         await clock.sleep(READY_POLL_S)
@@ -156,6 +159,7 @@ async def _announce(node: Node, supervisor: Supervisor, clock: SystemClock) -> N
         "rest": node.rest_address,
         "token": node.token_address,
         "metrics": node.metrics_address,
+        "front_metrics": front_metrics,
     }
     print(json.dumps(line), flush=True)
 
