@@ -12,7 +12,6 @@ from shoal.types.codes import Code
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Quota, WorkloadKey
 
-
 CLAIM_ENDED = frozenset({Code.NODE_LOST, Code.NODE_UNKNOWN, Code.DEVICE_LOST, Code.POISONED})
 
 
@@ -36,9 +35,9 @@ class Books:
     held: Mapping[str, Held]
 
     def undecided(self, scope: Scope, intent: Intent, current: Current, sign: int) -> "Books":
-        """With (sign 1) or without (-1) the replicas of a workload that is not decided yet. Of those that fell, what may
-        still run keeps its share of the quota: a node that is silent for a while must not find it spent. What is lost
-        or does not come up has none. Memory counts until they are gone.
+        """With (sign 1) or without (-1) the replicas of a workload that is not decided yet. Of those that fell, what
+        may still run keeps its share of the quota: a node that is silent for a while must not find it spent. What is
+        lost or does not come up has none. Memory counts until they are gone.
         """
         books = self
         for standing in current.standing:

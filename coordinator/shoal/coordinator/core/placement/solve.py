@@ -86,10 +86,13 @@ class Solver:
         if not all(self.confirmed(each) and self._still_meets(each, require) for each in self.standing):
             return None
         books = self.books
+        picks = list[Pick]()
         for each in self.standing:
+            if not spread_allows(each.option, picks, require):
+                return None  # one that had fallen came back beside its replacement
+            picks.append(Pick(each.option, each))
             books = books.kept(self.scope, self.intent, each)
-        picks = tuple(Pick(each.option, each) for each in self.standing)
-        return Level(require, self.intent.limits, picks, (), (), books)
+        return Level(require, self.intent.limits, tuple(picks), (), (), books)
 
     def solve(self, require: Requirements, limits: Limits) -> Level:
         """Pick replicas one by one, best first. A current one that is confirmed stays; one whose documents changed
