@@ -110,7 +110,7 @@ class Cluster:
         )
         await region.start()
         process.check()
-        self.watch = Watch(self.world, region)
+        self.watch = Watch(self.world, region, self.operators.deleted)
         self.region = region
         self.network.listen(process, region.fleet)
         self.world.record("coordinator.serving")

@@ -37,6 +37,8 @@ class Operators:
         self._chance = cluster.world.chance.stream("operators")
         self._one_at_a_time = {name: asyncio.Lock() for name in NAMES}
         self._wanted: set[str] = set()
+        self.deleted: dict[str, float] = {}
+        """workload -> when its deletion was last asked for."""
         self._edition = 0
         self.quota = 0
         self.counts: dict[str, int] = {}
@@ -78,6 +80,7 @@ class Operators:
             await region.workloads.delete(DocumentKey("Workload", f"{TENANT}/{name}"), WHO)
 
         async with self._one_at_a_time[name]:
+            self.deleted[f"{TENANT}/{name}"] = self._world.now()
             self._want(self._wanted - {f"{TENANT}/{name}"})
             await self._change(name, "", act)
 

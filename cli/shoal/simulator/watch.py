@@ -7,12 +7,14 @@ from shoal.coordinator.core.workloads.invariants import Violation, check
 from shoal.simulator.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 PASSING_S = 3.0
 """Reports come in while a step is written. What one of these invariants finds must stand for so long to count."""
 STEPS_A_SECOND = 200
 """More in one virtual second, and the controller chases its own tail."""
+DRAINED_S = 60.0
+"""A draining replica of a node that was lost meanwhile is gone by then."""
 OF_REPORTS = frozenset({"I3", "I4", "I5", "I8", "I10"})
 
 
@@ -23,9 +25,11 @@ class Restless(RuntimeError):
 class Watch:
     """Runs `check` after every step of one region; remembers what is not settled yet."""
 
-    def __init__(self, world: World, region: Region) -> None:
+    def __init__(self, world: World, region: Region, deleted: "Mapping[str, float]") -> None:
+        """deleted: workload -> when an operator last asked for its deletion."""
         self._world = world
         self._region = region
+        self._deleted = deleted
         self._since: dict[tuple[str, str, str], float] = {}
         self.clocks_stepped = any(event.kind == "fault.clock" for event in world.history.events)
         self._second = 0
@@ -51,6 +55,8 @@ class Watch:
             passing = found[name].invariant in OF_REPORTS and now - since < PASSING_S
             if self.clocks_stepped and found[name].invariant == "I5":
                 continue  # waits are told on the wall clock, for people: theirs cannot be judged now
+            if found[name].invariant == "I10" and now - self._deleted.get(found[name].subject, -DRAINED_S) < DRAINED_S:
+                continue  # it drains because the workload was deleted, before it was applied again
             if not passing and name not in self._told:
                 self._told.add(name)
                 self._world.fail(f"{found[name].invariant} {found[name].subject}: {found[name].message}")
