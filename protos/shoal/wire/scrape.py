@@ -65,7 +65,7 @@ class _Handler(WSGIRequestHandler):
     def get_environ(self) -> dict[str, Any]:
         return super().get_environ() | {"shoal.peer": self.connection.getpeercert(binary_form=True)}
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
         """Nothing: what strangers send is not for the log."""
 
 
