@@ -5,6 +5,7 @@ A method without a rule is refused, and a test compares the table with the servi
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
@@ -13,7 +14,7 @@ import structlog
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.ports import Clock, Meter, StaleRevision
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Elapsed
 from shoal.wire.identity import GrpcContext, Identity, check_validity, identity_of_context, require
@@ -111,7 +112,7 @@ class _Call:
         try:
             identity = self._guard.admit(self._method, context)
             actor = identity.uri
-            async with asyncio.timeout(self._guard.remaining(identity)):
+            async with self._while_valid(identity):
                 return await behaviour(request, context)
         except Exception as error:
             await self._end(actor, context, error)
@@ -125,7 +126,7 @@ class _Call:
             messages = behaviour(request, context)
             try:
                 while True:
-                    async with asyncio.timeout(self._guard.remaining(identity)):
+                    async with self._while_valid(identity):
                         message = await anext(messages)
                     yield message
             except StopAsyncIteration:
@@ -135,17 +136,28 @@ class _Call:
         except Exception as error:
             await self._end(actor, context, error)
 
+    @asynccontextmanager
+    async def _while_valid(self, identity: Identity) -> AsyncIterator[None]:
+        """Raises ShoalError(CERT_EXPIRED) inside once the caller's certificate ends; other time-outs stay their own."""
+        limit = asyncio.timeout(self._guard.remaining(identity))
+        try:
+            async with limit:
+                yield
+        except TimeoutError as cause:
+            if not limit.expired():
+                raise
+            raise refuse(
+                Code.CERT_EXPIRED,
+                f"the certificate of {identity.uri} ended",
+                "a valid certificate",
+                "renew it, or enrol again with a join token",
+            ) from cause
+
     async def _end(self, actor: str, context: Any, error: Exception) -> None:
         """Texts of unforeseen errors stay in the log: they may name paths."""
         match error:
             case ShoalError():
                 refusal = error.refusal
-            case TimeoutError():
-                identity = identity_of_context(context)
-                refusal = Refusal(
-                    Code.CERT_EXPIRED, f"the certificate of {identity.uri} ended", "a valid certificate",
-                    "renew it, or enrol again with a join token",
-                )  # fmt: skip
             case StaleRevision():
                 refusal = Refusal(Code.CONFLICT, "it changed meanwhile", "what was read", "try again")
             case grpc.aio.AbortError():
