@@ -47,6 +47,7 @@ from shoal.types.units import Elapsed, Seconds
 
 EVENTS_KEPT = 256
 """Events that wait for a link; the oldest go first."""
+WAKE_LEAST_S = 0.001
 WALL_STEP_S = 0.5
 """The wall clock moved against the elapsed one by more than this: times shown to people follow it."""
 
@@ -348,7 +349,8 @@ class Supervisor:
 
     def _wake(self, replica: _Replica, at: Elapsed) -> None:
         async def wake() -> None:
-            await self._clock.sleep(Seconds(max(0.0, at - self._clock.now())))
+            while (left := at - self._clock.now()) > 0:  # a sleep may end a rounding error early, and Tick comes once
+                await self._clock.sleep(Seconds(max(left, WAKE_LEAST_S)))
             self._apply(replica.name, machine.Tick())
 
         if replica.waking is not None:
