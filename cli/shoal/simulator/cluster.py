@@ -283,6 +283,8 @@ class Cluster:
             return [f"{name} is down"]
         if state is None or not state.connected or state.liveness is not Liveness.READY:
             return [f"{name} is not seen: {state and (state.liveness, state.connected)}"]
+        if state.quarantined:
+            return [f"{name} is not trusted again"]
         wanted = region.workloads.desired.get(name)
         held = self.supervisors[name].snapshot.version
         if wanted is None or held != wanted.version:
