@@ -1,0 +1,133 @@
+"""Links in the simulation: streams keep order and come late, datagrams are lost, doubled and overtaken."""
+
+import asyncio
+
+import pytest
+
+from shoal.simulator.loop import VirtualLoop, run
+from shoal.simulator.network import COORDINATOR, Link, Network, Session
+from shoal.simulator.world import Process, World
+from shoal.types.assignment import Status
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Node, Role
+from shoal.types.link import FromAgent, Hello, Welcome
+from shoal.types.units import Bytes, Seconds, Wall
+
+SENT = 40
+
+
+class Heard:
+    """The coordinator's end: notes what came."""
+
+    def __init__(self) -> None:
+        self.sequences: list[int] = []
+        self.closed_epochs: list[int] = []
+
+    async def opened(self, node: str, role: Role, hello: Hello) -> Welcome | Refusal:
+        return Welcome(7, hello.nonce, "h", 1, Seconds(1.0), Wall(0.0))
+
+    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None:
+        assert isinstance(message, Status)
+        self.sequences.append(message.sequence)
+        return None
+
+    async def closed(self, node: str, epoch: int) -> None:
+        self.closed_epochs.append(epoch)
+
+
+def hello() -> Hello:
+    node = Node(
+        "a", "sim", Role.AGENT, {}, "1", "x", "x", Bytes(1), Bytes(1), (), "a:1", "a:2", "a:3", "a:4", "boot"
+    )  # fmt: skip
+    return Hello(node, "nonce", None, 1, Wall(0.0))
+
+
+def status(sequence: int) -> Status:
+    return Status("a", 7, sequence, True, None, (), (), (), (), Wall(0.0), True)
+
+
+class Line:
+    def __init__(self, loop: VirtualLoop, seed: int, *, datagrams: bool) -> None:
+        self.world = World(loop, seed)
+        self.network = Network(self.world, datagrams=datagrams)
+        self.heard = Heard()
+        self.server = Process(self.world, COORDINATOR)
+        self.client = Process(self.world, "agent-a")
+        self.network.listen(self.server, self.heard)
+        self.path = self.network.path("a", COORDINATOR)
+
+    async def connect(self) -> Session:
+        return await Link(self.client, self.network, "a").connect(hello())
+
+
+def test_a_stream_loses_and_reorders_nothing_over_loss_and_a_short_cut() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        line = Line(loop, 3, datagrams=False)
+        session = await line.connect()
+        line.path.loss, line.path.late = 0.3, 0.5
+        for number in range(SENT):
+            line.path.cut = 10 <= number < 20
+            await session.send(status(number))
+            await asyncio.sleep(0.05)
+            if number == 19:
+                line.path.cut = False
+                line.network.healed()
+        await asyncio.sleep(5.0)
+        assert line.heard.sequences == list(range(SENT))
+
+    run(main)
+
+
+def test_datagrams_are_lost_doubled_and_overtaken() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        line = Line(loop, 3, datagrams=True)
+        session = await line.connect()
+        line.path.loss, line.path.late, line.path.duplicate, line.path.delay_s = 0.3, 0.5, 0.5, 0.05
+        for number in range(SENT):
+            await session.send(status(number))
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(5.0)
+        got = line.heard.sequences
+        assert set(got) < set(range(SENT))
+        assert len(got) > len(set(got))
+        assert got != sorted(got)
+
+    run(main)
+
+
+def test_both_ends_give_up_on_a_path_that_stays_cut_one_way() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        line = Line(loop, 3, datagrams=False)
+        session = await line.connect()
+        line.path.cut = True
+        began = loop.time()
+        with pytest.raises(ShoalError) as ended:
+            await session.receive()
+        assert ended.value.code is Code.COORDINATOR_UNREACHABLE
+        assert loop.time() - began <= 15.0
+        await asyncio.sleep(1.0)
+        assert line.heard.closed_epochs == [7]
+
+    run(main)
+
+
+def test_the_death_of_an_agent_is_heard() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        line = Line(loop, 3, datagrams=False)
+        await line.connect()
+        line.client.die()
+        await asyncio.sleep(1.0)
+        assert line.heard.closed_epochs == [7]
+
+    run(main)
+
+
+def test_nobody_listens() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        line = Line(loop, 3, datagrams=False)
+        line.server.die()
+        with pytest.raises(ShoalError) as refused:
+            await line.connect()
+        assert refused.value.code is Code.COORDINATOR_UNREACHABLE
+
+    run(main)
