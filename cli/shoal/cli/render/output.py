@@ -32,8 +32,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
     if empty:
         console.print("nothing to show")
         return
-    # As wide as its content also in a pipe, so that no column is cut for a program that reads it.
-    wide = Console(highlight=False, width=None if console.is_terminal else 500)
+    # As wide as its content: a terminal may wrap a row, but no column is cut, for people or for a pipe.
+    wide = Console(highlight=False, width=10_000)
     wide.print(grid)
 
 
