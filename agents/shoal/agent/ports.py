@@ -198,7 +198,7 @@ class LocalWorker:
 
 
 class Workers(Protocol):
-    """Worker processes: one per assignment, one spare. Every outcome comes back through `events`."""
+    """Worker processes: one per assignment (shared ones: per tenant and device), one spare. Outcomes come through `events`."""
 
     async def adopt(self) -> tuple[WorkerAdopted, ...]:
         """Workers left by an earlier supervisor (pid, start time, nonce checked); what cannot be adopted is ended."""
