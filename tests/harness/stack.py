@@ -169,9 +169,9 @@ class Stack:
         found: dict[str, Process] = {}
         for record in sorted(self.control.folder.glob("*/run/worker-*.json")):
             told = json.loads(record.read_text())
-            if told["assignment"]:
+            for one in told["assignments"]:
                 pid = told["pid"]
-                found[told["assignment"]["id"]] = (pid, psutil.Process(pid).create_time())
+                found[one["id"]] = (pid, psutil.Process(pid).create_time())
         return found
 
     def kill(self, target: str) -> dict[Process, str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from harness.onnx_models import digest
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.agent.frames import FrameClient
+from shoal.agent.frames import FrameClient, Header, Message
 from shoal.agent.ports import Pace, WorkerEvent, WorkerReady, WorkerStats
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.agent.worker.tensors import DATATYPES, to_raw
@@ -41,6 +41,23 @@ CPU = Device(
     memory_bytes=Bytes(2**34),
     parallelism=2,
 )
+
+
+class WorkerClient(FrameClient):
+    """Asks about one assignment."""
+
+    assignment = ""
+
+    async def call(
+        self,
+        kind: str,
+        payload: bytes | memoryview = b"",
+        *,
+        header: Header | None = None,
+        timeout: float | None = None,
+    ) -> Message:
+        named = {"assignment": self.assignment, **(header or {})}
+        return await super().call(kind, payload, header=named, timeout=timeout)
 
 
 class Pool:
@@ -80,13 +97,20 @@ class Pool:
             self.events.append(event)
 
     def assignment(
-        self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None
+        self,
+        name: str,
+        data: bytes,
+        *,
+        memory: int = 0,
+        work: Work | None = None,
+        tenant: str = "default",
+        shared: bool = False,
     ) -> tuple[Assignment, Path]:
         path = self.folder / f"{name}.onnx"
         path.write_bytes(data)
         assignment = Assignment(
             id=name,
-            workload=WorkloadKey("default", name),
+            workload=WorkloadKey(tenant, name),
             revision=1,
             model=digest(data),
             model_bytes=Bytes(len(data)),
@@ -94,7 +118,7 @@ class Pool:
             provider=self.device.provider,
             precision="fp32",
             draining=False,
-            shared_worker=False,
+            shared_worker=shared,
             memory_bytes=Bytes(memory),
             max_batch=1,
             partition=PartitionRule(),
@@ -124,10 +148,12 @@ class Pool:
         assert event is not None
         return event
 
-    async def client(self, name: str) -> FrameClient:
+    async def client(self, name: str) -> WorkerClient:
         local = self.workers.local(name)
         assert local is not None, f"{name} is not ready"
-        return await FrameClient.connect(local.socket, local.nonce)
+        client = await WorkerClient.connect(local.socket, local.nonce)
+        client.assignment = name
+        return client
 
     async def stats(self, name: str) -> WorkerStats:
         return next(stats for stats in await self.workers.stats() if stats.assignment == name)
@@ -135,7 +161,7 @@ class Pool:
     def pid(self, name: str) -> int:
         """From the records, as the next supervisor would know it."""
         told = [json.loads(path.read_text()) for path in self.run.glob("worker-*.json")]
-        return next(int(one["pid"]) for one in told if one["assignment"] and one["assignment"]["id"] == name)
+        return next(int(one["pid"]) for one in told if name in [each["id"] for each in one["assignments"]])
 
 
 def kill(pid: int) -> None:

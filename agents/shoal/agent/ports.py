@@ -198,7 +198,7 @@ class LocalWorker:
 
 
 class Workers(Protocol):
-    """Worker processes: one per assignment, one spare. Every outcome comes back through `events`."""
+    """Worker processes: one per assignment, or for several shared ones, and a spare. Outcomes come by `events`."""
 
     async def adopt(self) -> tuple[WorkerAdopted, ...]:
         """Workers left by an earlier supervisor (pid, start time, nonce checked); what cannot be adopted is ended."""

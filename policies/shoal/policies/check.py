@@ -85,7 +85,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.capture.max": _MIGRATION,
         "spec.session": Live(_RESOLVE, only=("stateless",)),
         "spec.session.state": _STATE,
-        "spec.isolation": Live(_PLACEMENT, only=("process",), reads="shared_worker"),
+        "spec.isolation": Live(
+            _PLACEMENT, note="shared: with others of its tenant on the device", reads="shared_worker"
+        ),
         "spec.policy": Live(_CONTROLLERS, (Code.POLICY_UNKNOWN,), reads="policy"),
     },
     "Policy": {

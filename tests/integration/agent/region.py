@@ -229,11 +229,11 @@ class Machine:
 
     def workers(self) -> dict[str, int]:
         """Pids of workers by the assignment that they hold."""
-        return {told["assignment"]["id"]: told["pid"] for told in self._records() if told["assignment"]}
+        return {one["id"]: told["pid"] for told in self._records() for one in told["assignments"]}
 
     def has_spare(self) -> bool:
         """Whether a worker without an assignment listens."""
-        return any(not told["assignment"] and told["socket"].exists() for told in self._records())
+        return any(not told["assignments"] and told["socket"].exists() for told in self._records())
 
     def _records(self) -> list[dict[str, Any]]:
         found = []

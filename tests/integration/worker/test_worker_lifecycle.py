@@ -203,7 +203,7 @@ async def test_records_of_what_is_gone_or_another_are_cleared(tmp_path: Path) ->
     run = tmp_path / "run"
     run.mkdir(0o700)
     stranger = python("input()")
-    told = {"pid": stranger.pid, "start_time": 1, "nonce": "0" * 32, "assignment": None}
+    told = {"pid": stranger.pid, "start_time": 1, "nonce": "0" * 32, "assignments": []}
     (run / "worker-00000001.json").write_text(json.dumps(told))
     (run / "worker-00000002.json").write_text(json.dumps(told | {"pid": 2**22 - 1}))
     (run / "worker-00000003.json").write_text("{")
@@ -242,7 +242,7 @@ async def test_stopping_while_loading_and_starting_twice(tmp_path: Path) -> None
         await pool.start("one", models.add_one())
         await pool.event("one", WorkerReady)
         records = [json.loads(path.read_text()) for path in pool.run.glob("worker-*.json")]
-        assert sum(record["assignment"] is not None for record in records) == 1
+        assert sum(len(record["assignments"]) for record in records) == 1
         assert not any(isinstance(event, WorkerExited | WorkerFailed) for event in pool.events)
     assert not list(pool.run.glob("worker-*"))
 

@@ -127,7 +127,6 @@ MISTAKES = [
     ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),
     ("consent", workload("  capture: {consent: §true}\n"), Code.NOT_SUPPORTED_YET, "write false"),
     ("session", workload("  session: {§state: {h: hn}}\n"), Code.NOT_SUPPORTED_YET, "remove"),
-    ("shared", workload("  isolation: §shared\n"), Code.NOT_SUPPORTED_YET, "write process"),
     (
         "source to fetch",
         "apiVersion: shoal/v1\nkind: Workload\nmetadata: {name: w}\n"
@@ -270,7 +269,7 @@ def test_enough_different_mistakes() -> None:
 
 def test_all_problems_of_all_documents_are_collected() -> None:
     first = policy("  limits: {cost: 1.5, energy: 2 W}\n  migration: {drain: 30s}\n  priority: high\n", name="A")
-    second = workload("  isolation: shared\n  colour: red\n")
+    second = workload("  batching: {max: 2}\n  colour: red\n")
     problems = load([("a.yaml", first + "---\n" + second), ("b.yaml", "kind: [\n")]).problems
     assert [(one.document, one.line, one.refusal.code) for one in problems] == [
         ("a.yaml", 3, Code.NAME_INVALID),

@@ -104,7 +104,9 @@ class Workers:
     async def _call(self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], left_s: Seconds) -> bytes:
         worker, client = await self._client(assignment)
         try:
-            return (await client.call(kind, payload, header=header, timeout=left_s)).payload
+            return (
+                await client.call(kind, payload, header={**header, "assignment": assignment}, timeout=left_s)
+            ).payload
         except ConnectionLost as error:
             refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")
             raise AttemptFailed(refusal, sent=True) from error

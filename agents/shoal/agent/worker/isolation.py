@@ -39,16 +39,21 @@ def isolate(run: Path, models: Path) -> None:
         _log.warning("not_isolated", reason=refused)
 
 
-def limit_memory(extra_bytes: int) -> None:
-    """Lets this process map at most `extra_bytes` of writable memory beyond what it has now; 0 lifts the limit.
+def limit_memory(idle_bytes: int, extra_bytes: int) -> None:
+    """Lets this process map at most `extra_bytes` of writable memory beyond `idle_bytes`; 0 extra lifts the limit.
 
     RLIMIT_DATA counts private writable mappings, so a failed allocation is an error in the runtime and not a kill.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = hard if extra_bytes == 0 else _status_bytes("VmData") + extra_bytes
+    soft = hard if extra_bytes == 0 else idle_bytes + extra_bytes
     if hard != resource.RLIM_INFINITY:
         soft = min(soft, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def mapped_bytes() -> int:
+    """Writable memory that `limit_memory` counts."""
+    return _status_bytes("VmData")
 
 
 def resident_bytes() -> int:

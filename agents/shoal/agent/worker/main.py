@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import faulthandler
 import logging
+import mmap
 import os
 import signal
 import sys
@@ -17,12 +18,14 @@ import structlog
 
 from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
+from shoal.agent.worker.process import BUSY_BYTES
 
 ORPHAN_AFTER_S = 60.0
 
 
 def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S) -> None:
-    """Serves until told to stop or orphaned; does not return. A fatal signal leaves its stack in `SOCKET.crash`.
+    """Serves until told to stop or orphaned; does not return. A fatal signal leaves its stack in `SOCKET.crash`,
+    and `SOCKET.busy` says which assignments had requests in flight.
 
     models: the folder of what it will be told to load.
     """
@@ -31,19 +34,21 @@ def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_A
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
-    with socket.with_suffix(".crash").open("w") as crash:
+    with socket.with_suffix(".crash").open("w") as crash, socket.with_suffix(".busy").open("w+b") as file:
+        file.truncate(BUSY_BYTES)
+        busy = mmap.mmap(file.fileno(), BUSY_BYTES)
         isolation.isolate(socket.parent, models)
         faulthandler.enable(crash)
-        asyncio.run(_serve(socket, nonce, orphan_after_s))
+        asyncio.run(_serve(socket, nonce, orphan_after_s, busy))
         sys.stderr.flush()
         # a run that cannot be interrupted must not keep a stopped worker alive
         os._exit(0)
 
 
-async def _serve(path: Path, nonce: str, orphan_after_s: float) -> None:
+async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap) -> None:
     from shoal.agent.worker.service import Service  # the runtime: threads, so only after isolation
 
-    service = Service()
+    service = Service(busy)
     server = FrameServer(path, nonce, service.handlers())
     service.serve_on(server)
     loop = asyncio.get_running_loop()

@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 
 class State(StrEnum):
-    SPARE = "spare"
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
@@ -40,12 +39,15 @@ class Meters:
 class LoadOrder:
     """One assignment for one worker.
 
+    shared_by: the tenant whose other models the worker may hold beside this one; empty for a worker of its own.
     digest: `sha256:<hex>` that the bytes at `path` must have. threads: of one run; runners: runs at once. queue: how
-    many requests may wait or run. memory_bytes: what may be taken beyond the idle worker; 0 for no limit. warm_up_s:
+    many requests may wait or run. memory_bytes: what it adds to what may be taken
+    beyond the idle worker; 0 for no limit. warm_up_s:
     how long the warm-up may take. pace: of an emulated device, whose runs take turns by the locks `slots`.
     """
 
     assignment: str
+    shared_by: str
     digest: str
     path: str
     provider: str
@@ -90,7 +92,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker as it is now. in_flight: requests waiting or running."""
+    """One assignment in its worker as it is now. in_flight: requests waiting or running."""
 
     state: State
     assignment: str
@@ -98,6 +100,13 @@ class WorkerStatus:
     served: tuple[Served, ...]
     loaded: Loaded | None
     refusal: Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """All that a worker holds; nothing: it is a spare."""
+
+    held: tuple[WorkerStatus, ...]
 
 
 def pack(noun: Any) -> bytes:

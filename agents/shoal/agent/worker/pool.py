@@ -1,13 +1,13 @@
 """The supervisor's worker processes: starts, adopts, watches, ends them (`ports.Workers`).
 
-Runs in the supervisor and imports no runtime. One worker an assignment, and one spare that has the runtime imported
-and no model.
+Runs in the supervisor and imports no runtime. One worker an assignment, or one for the shared ones of a tenant on a
+device; and one spare that has the runtime imported and no model.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,8 +27,19 @@ from shoal.agent.ports import (
     WorkerReady,
     WorkerStats,
 )
-from shoal.agent.worker.messages import SLOTS, LoadOrder, Meters, Probed, ProbeOrder, State, WorkerStatus, pack, unpack
-from shoal.agent.worker.process import WorkerProcess, oom_kills
+from shoal.agent.worker.messages import (
+    SLOTS,
+    LoadOrder,
+    Meters,
+    Probed,
+    ProbeOrder,
+    State,
+    WorkerReport,
+    WorkerStatus,
+    pack,
+    unpack,
+)
+from shoal.agent.worker.process import WorkerProcess, blamed, oom_kills
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device
@@ -44,7 +55,8 @@ _SPARE_RETRY_S: Final = 2.0
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """memory_floor, memory_slack: a worker may map floor + slack x what its assignment commits, since it maps more than
-    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed."""
+    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed.
+    share_at_most, share_bytes: how many models may share a worker, and what may be committed for them together."""
 
     spare: bool = True
     """Keep one from the start; a gateway, which runs nothing, does not."""
@@ -60,20 +72,21 @@ class PoolOptions:
     memory_slack: float = 1.5
     memory_floor: int = 256 * 2**20
     probe_s: float = 10.0
+    share_at_most: int = 8
+    share_bytes: int = 2 * 2**30
 
 
 class _Replica:
-    """An assignment's worker and what it last said."""
+    """An assignment's worker and what that last said of it."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self.process = process
+        self.loading = False
+        """It was told to load, and did not wait for its turn."""
         self.settled = asyncio.Event()
         """Loading is over, one way or the other."""
         self.ready: WorkerReady | None = None
         self.stats: WorkerStats | None = None
-        self.silent_since: float | None = None
-        self.verdict: Refusal | None = None
-        """Why this supervisor killed it; None while it did not."""
 
 
 class ProcessWorkers:
@@ -105,6 +118,7 @@ class ProcessWorkers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: set[asyncio.Task[None]] = set()
         """Not cancelled by `close`, which waits for them."""
+        self._choosing = asyncio.Lock()
         self._loads = asyncio.Semaphore(self._options.loads_at_once)
         self._oom_kills = oom_kills()
         self._closed = False
@@ -116,7 +130,7 @@ class ProcessWorkers:
         found = [await self._adopt_one(record) for record in sorted(self._folder.glob("worker-*.json"))]
         if self._options.spare:
             self._keep_spare()
-        return tuple(one for one in found if one is not None)
+        return tuple(one for those in found for one in those)
 
     async def start(self, assignment: Assignment, path: str) -> None:
         """Returns at once. A second start of one assignment ends its first worker."""
@@ -132,14 +146,14 @@ class ProcessWorkers:
             await asyncio.wait([starting])
         replica = self._replicas.pop(assignment, None)
         if replica is not None:
-            await replica.process.end()
+            await self._release(assignment, replica.process)
 
     def local(self, assignment: str) -> LocalWorker | None:
         replica = self._replicas.get(assignment)
-        if replica is None or replica.ready is None or replica.process.assignment is None:
+        if replica is None or replica.ready is None:
             return None
         process = replica.process
-        return LocalWorker(assignment, replica.process.assignment.workload, str(process.socket), process.nonce)
+        return LocalWorker(assignment, process.assignments[assignment].workload, str(process.socket), process.nonce)
 
     async def probe(self, device: Device) -> Receipt:
         """In a worker that is ended afterwards; an emulated device's receipt is its profile.
@@ -171,7 +185,8 @@ class ProcessWorkers:
 
     async def stats(self) -> tuple[WorkerStats, ...]:
         """Of every ready worker; of one that does not answer in time, the last it said."""
-        await asyncio.gather(*(self._ask(replica) for replica in tuple(self._replicas.values()) if replica.ready))
+        ready = dict.fromkeys(replica.process for replica in self._replicas.values() if replica.ready)
+        await asyncio.gather(*(self._ask(process) for process in ready))
         return tuple(replica.stats for replica in self._replicas.values() if replica.stats is not None)
 
     async def close(self, *, keep: bool) -> None:
@@ -180,9 +195,9 @@ class ProcessWorkers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        processes = [replica.process for replica in self._replicas.values()]
+        processes = {replica.process for replica in self._replicas.values()}
         if self._spare is not None:
-            processes.append(self._spare)
+            processes.add(self._spare)
         self._replicas.clear()
         self._spare = None
         await asyncio.gather(*(process.leave() if keep else process.end() for process in processes), *self._endings)
@@ -194,11 +209,13 @@ class ProcessWorkers:
         try:
             async with self._loads:
                 order = self._order(assignment, path)
-                process = await self._take_spare()
-                process.assignment = assignment
+                async with self._choosing:
+                    process = self._shared(assignment) or await self._take_spare()
+                    process.assignments[assignment.id] = assignment
                 replica = self._replicas[assignment.id] = _Replica(process)
                 process.save()
-                await self._load(replica, order)
+                async with process.loading:
+                    await self._load(replica, order)
         except ConnectionLost:
             # its exit says more
             pass
@@ -212,6 +229,7 @@ class ProcessWorkers:
     async def _load(self, replica: _Replica, order: LoadOrder) -> None:
         client = replica.process.client
         assert client is not None
+        replica.loading = True
         limit = self._options.load_timeout_s
         await client.call("load", pack(order), timeout=limit)
         settled = asyncio.create_task(replica.settled.wait())
@@ -227,8 +245,34 @@ class ProcessWorkers:
     async def _give_up(self, assignment: str, refusal: Refusal) -> None:
         replica = self._replicas.pop(assignment, None)
         self._events.put_nowait(WorkerFailed(assignment, refusal))
-        if replica is not None:
+        if replica is not None and refusal.code is Code.LOAD_TIMEOUT:
+            # nothing else interrupts a load
             await replica.process.end()
+        elif replica is not None:
+            await self._release(assignment, replica.process)
+
+    async def _release(self, assignment: str, process: WorkerProcess) -> None:
+        """Takes it out of its process, which ends when it holds nothing more or does not obey."""
+        del process.assignments[assignment]
+        if process.assignments and process.client is not None and not process.gone.is_set():
+            process.save()
+            try:
+                await process.client.call("unload", header={"assignment": assignment}, timeout=_STATUS_S)
+            except ConnectionLost:
+                # its exit says more
+                pass
+            except ShoalError as error:
+                process.verdict = replace(error.refusal, code=Code.WORKER_STUCK)
+                await process.end()
+        else:
+            await process.end()
+
+    def _shared(self, assignment: Assignment) -> WorkerProcess | None:
+        """A worker that this one may join: of its tenant and device, all of them shared, with room in it."""
+        for process in dict.fromkeys(replica.process for replica in self._replicas.values()):
+            if not process.gone.is_set() and may_share(assignment, process.assignments.values(), self._options):
+                return process
+        return None
 
     def _said(self, process: WorkerProcess, message: Message) -> None:
         """A worker pushed its state."""
@@ -248,8 +292,6 @@ class ProcessWorkers:
                 replica.settled.set()
                 refusal = status.refusal or Refusal(Code.LOAD_FAILED)
                 self._task(self._give_up(status.assignment, refusal))
-            case State.SPARE:
-                pass
 
     def _exited(self, process: WorkerProcess) -> None:
         kills, self._oom_kills = self._oom_kills, oom_kills()
@@ -257,54 +299,64 @@ class ProcessWorkers:
             self._spare = None
             _log.warning("spare_worker_exited", worker=process.name, why=str(process.judge(oom=False)[1]))
             self._task(self._later_spare())
-        replica = next((one for one in self._replicas.values() if one.process is process), None)
-        if replica is None or process.assignment is None:
+        held = {name: replica for name, replica in self._replicas.items() if replica.process is process}
+        if not held:
             return
-        del self._replicas[process.assignment.id]
         own_fault, refusal = process.judge(oom=self._oom_kills > kills)
-        if replica.verdict is not None:
-            own_fault, refusal = False, replica.verdict
-        _log.warning("worker_exited", assignment=process.assignment.id, own_fault=own_fault, why=str(refusal))
-        self._events.put_nowait(WorkerExited(process.assignment.id, own_fault, refusal))
+        if process.verdict is not None:
+            own_fault, refusal = False, process.verdict
+        loading = [name for name, replica in held.items() if replica.loading and not replica.settled.is_set()]
+        at_fault = blamed(held, loading, process.busy()) if own_fault else frozenset()
+        for name in held:
+            del self._replicas[name]
+            _log.warning("worker_exited", assignment=name, own_fault=name in at_fault, why=str(refusal))
+            self._events.put_nowait(WorkerExited(name, name in at_fault, refusal))
         self._end(process)
 
-    async def _adopt_one(self, record: Path) -> WorkerAdopted | None:
+    async def _adopt_one(self, record: Path) -> tuple[WorkerAdopted, ...]:
         process = WorkerProcess.find(record, self._exited)
         if process is None:
-            return None
+            return ()
         try:
             client = await process.greet(partial(self._said, process), _STATUS_S)
-            status = unpack(WorkerStatus, (await client.call("status", timeout=_STATUS_S)).payload)
+            report = unpack(WorkerReport, (await client.call("status", timeout=_STATUS_S)).payload)
         except ShoalError as error:
             _log.warning("worker_not_adopted", worker=process.name, why=str(error.refusal))
             await process.end()
-            return None
-        if status.state is State.SPARE and self._spare is None:
+            return ()
+        if not report.held and not process.assignments and self._spare is None:
             self._spare = process
-            return None
-        known = process.assignment is not None and process.assignment.id == status.assignment
-        if not known or status.state in (State.SPARE, State.FAILED):
+            return ()
+        held = {one.assignment: one for one in report.held if one.state is not State.FAILED}
+        if not held or held.keys() != process.assignments.keys():
             await process.end()
-            return None
-        replica = self._replicas[status.assignment] = _Replica(process)
-        replica.ready = _ready(status)
-        return WorkerAdopted(status.assignment, replica.ready)
+            return ()
+        for name, status in held.items():
+            replica = self._replicas[name] = _Replica(process)
+            replica.ready = _ready(status)
+            replica.loading = True
+            if replica.ready is not None:
+                replica.settled.set()
+        return tuple(WorkerAdopted(name, self._replicas[name].ready) for name in held)
 
-    async def _ask(self, replica: _Replica) -> None:
-        client = replica.process.client
+    async def _ask(self, process: WorkerProcess) -> None:
+        client = process.client
         assert client is not None
         now = asyncio.get_running_loop().time()
         try:
-            status = unpack(WorkerStatus, (await client.call("status", timeout=_STATUS_S)).payload)
+            report = unpack(WorkerReport, (await client.call("status", timeout=_STATUS_S)).payload)
         except ShoalError:
-            replica.silent_since = replica.silent_since or now
-            if now - replica.silent_since >= self._options.stuck_after_s and not replica.process.gone.is_set():
-                found = f"silent for {now - replica.silent_since:.0f}s"
-                replica.verdict = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
-                self._end(replica.process)
+            process.silent_since = process.silent_since or now
+            if now - process.silent_since >= self._options.stuck_after_s and not process.gone.is_set():
+                found = f"silent for {now - process.silent_since:.0f}s"
+                process.verdict = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
+                self._end(process)
             return
-        replica.silent_since = None
-        replica.stats = WorkerStats(status.assignment, status.in_flight, status.served)
+        process.silent_since = None
+        for status in report.held:
+            replica = self._replicas.get(status.assignment)
+            if replica is not None and replica.process is process and replica.ready is not None:
+                replica.stats = WorkerStats(status.assignment, status.in_flight, status.served)
 
     # the spare worker
 
@@ -352,6 +404,7 @@ class ProcessWorkers:
         limit = options.memory_floor + options.memory_slack * assignment.memory_bytes if assignment.memory_bytes else 0
         return LoadOrder(
             assignment=assignment.id,
+            shared_by=assignment.workload.tenant if assignment.shared_worker else "",
             digest=assignment.model,
             path=path,
             provider=device.provider,
@@ -412,6 +465,17 @@ class ProcessWorkers:
             error = task.exception()
             if error is not None:
                 _log.warning("worker_task_failed", why=str(error))
+
+
+def may_share(new: Assignment, held: Collection[Assignment], options: PoolOptions) -> bool:
+    """Whether `new` may join the worker that holds `held` (nothing: it has been released and ends)."""
+    kin = {(one.workload.tenant, one.device, one.shared_worker) for one in held}
+    return (
+        kin == {(new.workload.tenant, new.device, True)}
+        and new.shared_worker
+        and len(held) < options.share_at_most
+        and new.memory_bytes + sum(one.memory_bytes for one in held) <= options.share_bytes
+    )
 
 
 def _ready(status: WorkerStatus) -> WorkerReady | None:

@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -49,12 +49,19 @@ class WorkerProcess:
         self.socket = folder / f"{name}.sock"
         self.gone = asyncio.Event()
         self.client: FrameClient | None = None
-        self.assignment: Assignment | None = None
+        self.assignments: dict[str, Assignment] = {}
+        """What it holds, by id: several only where all of them are shared and of one tenant and device."""
+        self.loading = asyncio.Lock()
+        """One model loads at a time, so that a crash meanwhile has one cause."""
+        self.silent_since: float | None = None
+        self.verdict: Refusal | None = None
+        """Why this supervisor killed it; None while it did not."""
         self.returncode: int | None = None
         """As subprocess gives it; None while it runs, and of an adopted process, whose parent is another."""
         self._record = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
         self._crash = folder / f"{name}.crash"
+        self._busy = folder / f"{name}.busy"
         self._popen = popen
         self._on_exit = on_exit
         self._pidfd = os.pidfd_open(pid)
@@ -102,7 +109,8 @@ class WorkerProcess:
             _remove(record)
             return None
         with suppress(ShoalError):  # written by another version: then it cannot be adopted, only ended
-            process.assignment = from_json(Assignment, told["assignment"]) if told.get("assignment") else None
+            held = [from_json(Assignment, one) for one in told.get("assignments", ())]
+            process.assignments = {one.id: one for one in held}
         return process
 
     async def greet(self, on_push: Push, timeout_s: float) -> FrameClient:
@@ -125,7 +133,7 @@ class WorkerProcess:
             "pid": self.pid,
             "start_time": self.start_time,
             "nonce": self.nonce,
-            "assignment": json.loads(pack(self.assignment)) if self.assignment else None,
+            "assignments": [json.loads(pack(one)) for one in self.assignments.values()],
         }
         draft = self._record.with_suffix(".new")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -161,6 +169,14 @@ class WorkerProcess:
         """(whether it fell by its own fault, why it is gone). oom: the kernel killed for memory meanwhile."""
         stack = self._crash.read_text(errors="replace") if self._crash.exists() else ""
         return judge_exit(self.returncode, brief_stack(stack), oom=oom)
+
+    def busy(self) -> frozenset[str]:
+        """Assignments with requests in flight, as the process itself last noted: it can be read after its end."""
+        try:
+            noted = self._busy.read_bytes()
+        except OSError:
+            return frozenset()
+        return frozenset(noted.partition(b"\0")[0].decode(errors="replace").split())
 
     async def _hang_up(self) -> None:
         if self.client is not None:
@@ -227,6 +243,17 @@ def brief_stack(stack: str) -> str:
     return " < ".join([*lines[:1], *calls[:_CALLS]])
 
 
+def blamed(held: Collection[str], loading: Collection[str], busy: Collection[str]) -> frozenset[str]:
+    """Which of the assignments in a process that fell by its own fault are at fault.
+
+    The one that was loading; else those with a request in flight; and where nobody did anything, all of them.
+    """
+    return frozenset(held).intersection(loading) or frozenset(held).intersection(busy) or frozenset(held)
+
+
+BUSY_BYTES: Final = 64 * 1024
+"""Size of the file in which a worker notes the assignments with requests in flight: names, then a zero byte."""
+
 EXIT_STUCK: Final = 75
 """What a worker exits with when a run cannot be stopped."""
 
@@ -245,5 +272,5 @@ def oom_kills() -> int:
 
 
 def _remove(record: Path) -> None:
-    for suffix in (".json", ".sock", ".log", ".crash", ".new"):
+    for suffix in (".json", ".sock", ".log", ".crash", ".busy", ".new"):
         record.with_suffix(suffix).unlink(missing_ok=True)

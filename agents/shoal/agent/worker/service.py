@@ -1,4 +1,4 @@
-"""What a worker answers: one assignment loaded, measured, served and metered.
+"""What a worker answers: its assignments (one, unless they are shared) loaded, measured, served and metered.
 
 State changes are pushed (`state`, a WorkerStatus) to whoever is connected, so that a supervisor that adopts this worker
 learns the same as the one that started it. On an emulated device every time that is reported (Measured, Served) is the
@@ -6,10 +6,11 @@ device's own, that is: as waited here, divided by the profile's `time_scale`.
 """
 
 import asyncio
+import mmap
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
@@ -23,7 +24,7 @@ from shoal.agent.ports import Pace
 from shoal.agent.worker import isolation
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
 from shoal.agent.worker.engine import Engine, open_engine, read_verified, run_options, warm_up
-from shoal.agent.worker.messages import Loaded, LoadOrder, ProbeOrder, State, WorkerStatus, pack, unpack
+from shoal.agent.worker.messages import Loaded, LoadOrder, ProbeOrder, State, WorkerReport, WorkerStatus, pack, unpack
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.pace import device_seconds, elements, turn
 from shoal.agent.worker.probe import probe
@@ -64,17 +65,22 @@ class _Job:
 
 
 class Replica:
-    """A loaded model and its runners."""
+    """A loaded model and its runners. changed: called when it gets busy or idle."""
 
-    def __init__(self, order: LoadOrder, engine: Engine, loaded: Loaded) -> None:
+    def __init__(self, order: LoadOrder, engine: Engine, loaded: Loaded, changed: Callable[[], None]) -> None:
         self.loaded = loaded
         self.metering = Metering(_energy(order))
-        self.in_flight = 0
+        self._changed = changed
+        self._jobs: dict[asyncio.Future[bytes], _Job] = {}
         self._order = order
         self._engine = engine
         self._scale = order.pace.time_scale if order.pace else 1.0
         self._runners = ThreadPoolExecutor(order.runners, thread_name_prefix="run")
         self._clock = asyncio.get_running_loop().time
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._jobs)
 
     async def infer(self, message: Message) -> Message:
         """Raises ShoalError: OVERLOADED, DEADLINE_EXCEEDED, what the request got wrong, or what the runtime said."""
@@ -86,8 +92,10 @@ class Replica:
         left = message.header.get("deadline_s")
         deadline = now + (min(float(left), MAX_RUN_S) if isinstance(left, int | float) else MAX_RUN_S)
         job = _Job(message.payload, str(message.header.get("origin", "")), now, deadline)
-        self.in_flight += 1
         future = asyncio.get_running_loop().run_in_executor(self._runners, self._run, job)
+        self._jobs[future] = job
+        if len(self._jobs) == 1:
+            self._changed()
         future.add_done_callback(self._finished)
         try:
             async with asyncio.timeout_at(deadline):
@@ -96,13 +104,24 @@ class Replica:
             raise _late() from error
         finally:
             if not future.done():
-                job.end()
-                future.add_done_callback(lambda done: done.exception())
-                asyncio.get_running_loop().call_later(STUCK_S, _exit_if_stuck, future)
+                self._end(future, job)
         return Message("answer", {}, payload)
 
-    def _finished(self, _: asyncio.Future[bytes]) -> None:
-        self.in_flight -= 1
+    def close(self) -> None:
+        """Ends what is in flight; takes nothing more."""
+        for future, job in self._jobs.items():
+            self._end(future, job)
+        self._runners.shutdown(wait=False)
+
+    def _end(self, future: asyncio.Future[bytes], job: _Job) -> None:
+        job.end()
+        future.add_done_callback(lambda done: done.exception())
+        asyncio.get_running_loop().call_later(STUCK_S, _exit_if_stuck, future)
+
+    def _finished(self, future: asyncio.Future[bytes]) -> None:
+        del self._jobs[future]
+        if not self._jobs:
+            self._changed()
 
     def _run(self, job: _Job) -> bytes:
         """In a runner thread. Meters the request, whatever becomes of it."""
@@ -141,17 +160,42 @@ class Replica:
         return device_s, real_s > device_s * pace.time_scale
 
 
-class Service:
-    """Handlers by kind of frame. A worker serves one assignment in its life; `stopped` says that it shall end."""
+class _Held:
+    """One assignment of this worker, from its order on."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: LoadOrder) -> None:
+        self.order = order
+        self.state = State.LOADING
+        self.replica: Replica | None = None
+        self.refusal: Refusal | None = None
+        self.loading: asyncio.Task[None] | None = None
+
+    def status(self) -> WorkerStatus:
+        replica = self.replica
+        return WorkerStatus(
+            state=self.state,
+            assignment=self.order.assignment,
+            in_flight=replica.in_flight if replica else 0,
+            served=replica.metering.served() if replica else (),
+            loaded=replica.loaded if replica else None,
+            refusal=self.refusal,
+        )
+
+
+class Service:
+    """Handlers by kind of frame; a frame about one assignment has its name in the header.
+
+    A worker serves one assignment in its life, or several that one tenant shares it for; `stopped` says that it shall
+    end. busy: where it notes which of them have requests in flight, for whoever looks after a crash.
+    """
+
+    def __init__(self, busy: mmap.mmap) -> None:
         self.stopped = asyncio.Event()
-        self._state = State.SPARE
-        self._assignment = ""
-        self._replica: Replica | None = None
-        self._refusal: Refusal | None = None
+        self._busy = busy
+        self._held: dict[str, _Held] = {}
+        self._idle_bytes = 0
+        self._turn = asyncio.Lock()
         self._server: FrameServer | None = None
-        self._loading: asyncio.Task[None] | None = None
 
     def serve_on(self, server: FrameServer) -> None:
         self._server = server
@@ -159,6 +203,7 @@ class Service:
     def handlers(self) -> dict[str, Handler]:
         return {
             "load": self._load,
+            "unload": self._unload,
             "status": self._status,
             "infer": self._infer,
             "metadata": self._metadata,
@@ -167,61 +212,77 @@ class Service:
         }
 
     async def _load(self, message: Message) -> Message:
-        """Answers at once; what comes of it is pushed. Raises ShoalError(CONFLICT) on a second order."""
+        """Answers at once; what comes of it is pushed. Raises ShoalError(CONFLICT) where it cannot be held too."""
         order = unpack(LoadOrder, message.payload)
-        if self._state is not State.SPARE:
-            raise refuse(Code.CONFLICT, f"holds {self._assignment}", "an idle worker", "start another worker")
-        self._assignment = order.assignment
-        self._change(State.LOADING)
-        self._loading = asyncio.create_task(self._bring_up(order), name="load")
+        together = {order.shared_by, *(held.order.shared_by for held in self._held.values())}
+        if self._held and (order.assignment in self._held or "" in together or len(together) > 1):
+            raise self._occupied("start another worker")
+        if not self._held:
+            self._idle_bytes = isolation.mapped_bytes()
+        held = self._held[order.assignment] = _Held(order)
+        held.loading = asyncio.create_task(self._bring_up(held), name="load")
         return Message("loading")
 
-    async def _bring_up(self, order: LoadOrder) -> None:
-        loop = asyncio.get_running_loop()
+    async def _bring_up(self, held: _Held) -> None:
+        loop, order = asyncio.get_running_loop(), held.order
         try:
-            isolation.forget_peak()
-            before = isolation.resident_bytes()
-            isolation.limit_memory(order.memory_bytes)
-            start = time.perf_counter()
-            engine = await asyncio.to_thread(_open, order)
-            load_s = time.perf_counter() - start
-            self._change(State.WARMING)
-            options = run_options()
-            giving_up = loop.call_later(order.warm_up_s, _terminate, options)
-            try:
-                loaded = await asyncio.to_thread(_measure, order, engine, options, load_s, before)
-            finally:
-                giving_up.cancel()
-            self._replica = Replica(order, engine, loaded)
-            self._change(State.READY)
+            async with self._turn:
+                self._change(held, State.LOADING)
+                isolation.forget_peak()
+                before = isolation.resident_bytes()
+                self._limit_memory()
+                start = time.perf_counter()
+                engine = await asyncio.to_thread(_open, order)
+                load_s = time.perf_counter() - start
+                self._change(held, State.WARMING)
+                options = run_options()
+                giving_up = loop.call_later(order.warm_up_s, _terminate, options)
+                try:
+                    loaded = await asyncio.to_thread(_measure, order, engine, options, load_s, before)
+                finally:
+                    giving_up.cancel()
+            if self._held.get(order.assignment) is held:
+                held.replica = Replica(order, engine, loaded, self._note_busy)
+            self._change(held, State.READY)
         except ShoalError as error:
-            self._refuse(order, error.refusal)
+            self._refuse(held, error.refusal)
         except MemoryError as error:
-            self._refuse(order, Refusal(Code.OUT_OF_MEMORY, str(error)))
+            self._refuse(held, Refusal(Code.OUT_OF_MEMORY, str(error)))
         except Exception as error:  # else it would stay `loading`, in silence, until its deadline
             _log.exception("load_failed")
-            self._refuse(order, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
+            self._refuse(held, Refusal(Code.LOAD_FAILED, type(error).__name__, "a loaded model", "see the log"))
 
-    def _refuse(self, order: LoadOrder, refusal: Refusal) -> None:
-        isolation.limit_memory(0)
+    def _refuse(self, held: _Held, refusal: Refusal) -> None:
+        order = held.order
         if refusal.code is Code.OUT_OF_MEMORY:
             had = f"{order.memory_bytes} bytes" if order.memory_bytes else "what the machine has left"
             refusal = replace(refusal, asked=f"{order.assignment} may take {had}")
-        self._refusal = refusal
-        self._change(State.FAILED)
+        held.refusal = refusal
+        held.state = State.FAILED
+        self._limit_memory()
+        self._change(held, State.FAILED)
+
+    async def _unload(self, message: Message) -> Message:
+        """Answers at once, also about what it does not hold: what is in flight is ended, a load is run to its end."""
+        held = self._held.pop(str(message.header.get("assignment", "")), None)
+        if held is not None:
+            self._limit_memory()
+            if held.replica is not None:
+                held.replica.close()
+        return Message("unloaded")
 
     async def _status(self, _: Message) -> Message:
-        return Message("status", {}, pack(self._now()))
+        return Message("status", {}, pack(WorkerReport(tuple(held.status() for held in self._held.values()))))
 
-    async def _metadata(self, _: Message) -> Message:
-        return Message("metadata", {}, pack(self._ready().loaded))
+    async def _metadata(self, message: Message) -> Message:
+        return Message("metadata", {}, pack(self._ready(message).loaded))
 
     async def _infer(self, message: Message) -> Message:
-        return await self._ready().infer(message)
+        return await self._ready(message).infer(message)
 
     async def _probe(self, message: Message) -> Message:
-        if self._state is not State.SPARE:
-            raise refuse(Code.CONFLICT, f"holds {self._assignment}", "an idle worker", "probe in a spare worker")
+        if self._held:
+            raise self._occupied("probe in a spare worker")
         order = unpack(ProbeOrder, message.payload)
         return Message("probed", {}, pack(await asyncio.to_thread(probe, order)))
 
@@ -229,27 +290,35 @@ class Service:
         self.stopped.set()
         return Message("stopping")
 
-    def _ready(self) -> Replica:
-        if self._replica is None:
-            raise refuse(Code.MODEL_NOT_READY, f"the worker is {self._state}", "a ready replica", "retry elsewhere")
-        return self._replica
+    def _ready(self, message: Message) -> Replica:
+        name = str(message.header.get("assignment", ""))
+        held = self._held.get(name)
+        if held is None or held.replica is None:
+            found = f"{name} is {held.state if held else 'not held here'}"
+            raise refuse(Code.MODEL_NOT_READY, found, "a ready replica", "retry elsewhere")
+        return held.replica
 
-    def _now(self) -> WorkerStatus:
-        replica = self._replica
-        return WorkerStatus(
-            state=self._state,
-            assignment=self._assignment,
-            in_flight=replica.in_flight if replica else 0,
-            served=replica.metering.served() if replica else (),
-            loaded=replica.loaded if replica else None,
-            refusal=self._refusal,
-        )
+    def _occupied(self, remedy: str) -> ShoalError:
+        return refuse(Code.CONFLICT, f"holds {', '.join(self._held)}", "an idle worker", remedy)
 
-    def _change(self, state: State) -> None:
-        self._state = state
-        _log.info("worker_state", state=state, assignment=self._assignment, refusal=str(self._refusal or ""))
+    def _limit_memory(self) -> None:
+        """To the sum of what is held, each as its order says; to nothing where one has no limit."""
+        parts = [held.order.memory_bytes for held in self._held.values() if held.state is not State.FAILED]
+        isolation.limit_memory(self._idle_bytes, sum(parts) if all(parts) else 0)
+
+    def _note_busy(self) -> None:
+        busy = [name for name, held in self._held.items() if held.replica is not None and held.replica.in_flight]
+        noted = " ".join(busy).encode()[: len(self._busy) - 1] + b"\0"
+        self._busy[: len(noted)] = noted
+
+    def _change(self, held: _Held, state: State) -> None:
+        """Says so, unless it was told to drop it meanwhile."""
+        held.state = state
+        if self._held.get(held.order.assignment) is not held:
+            return
+        _log.info("worker_state", state=state, assignment=held.order.assignment, refusal=str(held.refusal or ""))
         if self._server is not None:
-            self._server.push("state", pack(self._now()))
+            self._server.push("state", pack(held.status()))
 
 
 def _open(order: LoadOrder) -> Engine:

@@ -3,13 +3,15 @@
 import math
 import os
 import signal
+from dataclasses import replace
 
 import onnx
 import pytest
 
 from shoal.agent.worker.messages import LoadOrder, Meters, State, WorkerStatus, from_json, pack, unpack
+from shoal.agent.worker.pool import PoolOptions, may_share
 from shoal.agent.worker.probe import half_width, read_graph, with_weights
-from shoal.agent.worker.process import EXIT_STUCK, brief_stack, judge_exit, start_time
+from shoal.agent.worker.process import EXIT_STUCK, blamed, brief_stack, judge_exit, start_time
 from shoal.types.assignment import Assignment, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource
@@ -45,6 +47,42 @@ def test_a_stack_in_one_line() -> None:
     stack += '  File "/home/somebody/engine.py", line 53 in run\n  File "service.py", line 118 in _run\n'
     assert brief_stack(stack) == "Fatal Python error: Segmentation fault < engine.py:53 < service.py:118"
     assert brief_stack("") == ""
+
+
+def test_who_is_to_blame_in_a_shared_worker() -> None:
+    held = ("a", "b", "c")
+    assert blamed(held, ["a"], ["b"]) == {"a"}
+    assert blamed(held, [], ["b", "gone"]) == {"b"}
+    assert blamed(held, [], ["gone"]) == {"a", "b", "c"}
+
+
+def test_who_may_share_a_worker() -> None:
+    one = Assignment(
+        id="a",
+        workload=WorkloadKey("t", "a"),
+        revision=1,
+        model="sha256:0",
+        model_bytes=Bytes(1),
+        device="cpu0",
+        provider="CPUExecutionProvider",
+        precision="fp32",
+        draining=False,
+        shared_worker=True,
+        memory_bytes=Bytes(10),
+        max_batch=1,
+        partition=PartitionRule(),
+    )
+    options = PoolOptions(share_at_most=2, share_bytes=20)
+    assert may_share(one, [one], options)
+    assert not may_share(one, [], options)
+    assert not may_share(one, [one, one], options)
+    assert not may_share(replace(one, memory_bytes=Bytes(11)), [one], options)
+    assert not may_share(replace(one, workload=WorkloadKey("u", "a")), [one], options)
+    assert not may_share(replace(one, device="cpu1"), [one], options)
+    alone = replace(one, shared_worker=False)
+    assert not may_share(alone, [alone], options)
+    assert not may_share(one, [alone], options)
+    assert not may_share(alone, [one], options)
 
 
 def test_start_time_names_a_process() -> None:
