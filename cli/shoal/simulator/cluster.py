@@ -230,7 +230,6 @@ class Cluster:
         for clock in (self.clock, *(machine.clock for machine in self.machines)):
             clock.skew = 0.0
         for machine in self.machines:
-            machine.lost_devices.clear()
             if machine.name not in self.buried:
                 self.restore_power(machine)
         await self.operators.uncordon_all()

@@ -253,9 +253,9 @@ class Driver:
         self._machine = machine
 
     def discover(self) -> tuple[Device, ...]:
-        """What is on the bus, whether or not it answers now."""
         self._process.check()
-        return tuple(each.device for each in self._machine.chips.values())
+        lost = self._machine.lost_devices
+        return tuple(each.device for name, each in self._machine.chips.items() if name not in lost)
 
     def read(self, device: str) -> Reading:
         self._process.check()
