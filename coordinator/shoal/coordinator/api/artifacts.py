@@ -5,10 +5,12 @@ from typing import Any
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view
+from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.controllers.models import Pushed, unknown_model
 from shoal.coordinator.controllers.region import Region
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
 from shoal.wire.identity import identity_of_context
@@ -35,11 +37,13 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
     async def Push(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
         head = await _head(request_iterator)
         actor = identity_of_context(context).uri
-        pushed = await self._region.models.push(
-            head.name, Bytes(head.size), head.digest, _data(request_iterator), actor=actor
-        )
+        profile = await self._region.models.receive(head.name, Bytes(head.size), head.digest, _data(request_iterator))
+        return self._reply(await finish(self._keep(profile, head, actor)))
+
+    async def _keep(self, profile: ModelProfile | None, head: artifacts_pb2.PushHead, actor: str) -> Pushed:
+        pushed = await self._region.models.keep(profile, head.name, head.digest, actor=actor)
         await self._audit.note(actor, "Push", pushed.model.digest, "existed" if pushed.existed else "stored")
-        return self._reply(pushed)
+        return pushed
 
     async def Inspect(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
         head = await _head(request_iterator)

@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 
 from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.ports import Clock, Meter, StaleRevision
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -113,7 +114,9 @@ class _Call:
             identity = self._guard.admit(self._method, context)
             actor = identity.uri
             async with self._while_valid(identity):
-                return await behaviour(request, context)
+                if self._handler.request_streaming:
+                    return await behaviour(request, context)  # an upload ends with its caller, and finishes by itself
+                return await finish(behaviour(request, context))
         except Exception as error:
             await self._end(actor, context, error)
 

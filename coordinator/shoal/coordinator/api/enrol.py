@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import structlog
 
 from shoal.coordinator.controllers.enrolment import Enrolment
+from shoal.coordinator.controllers.finish import finish
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
 from shoal.wire.status import abort
@@ -26,7 +27,9 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
     async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
         peer = _peer_ip(context.peer())
         try:
-            redeemed = await self._enrolment.redeem(request.token, request.csr_pem.encode(), request.name, peer=peer)
+            redeemed = await finish(
+                self._enrolment.redeem(request.token, request.csr_pem.encode(), request.name, peer=peer)
+            )
         except ShoalError as error:
             log.warning("redemption refused", peer=peer, code=error.code)
             await abort(context, error.refusal)

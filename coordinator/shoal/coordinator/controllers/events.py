@@ -4,12 +4,14 @@ Both live in the store under fixed-width sequence numbers, so that they are writ
 tell about, and are kept to a stated number of entries. An audit entry carries the SHA-256 of the one before it.
 """
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shoal.coordinator.controllers import records
-from shoal.coordinator.ports import Clock, Compacted, Store, Transaction
+from shoal.coordinator.controllers.finish import finish
+from shoal.coordinator.ports import Clock, Compacted, StaleRevision, Store, Transaction
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
@@ -69,13 +71,12 @@ class EventLog:
         self._next = 1
         self._audit_next = 1
         self._audit_head = ""
+        self._auditing = asyncio.Lock()
 
     async def start(self) -> None:
         for record in await self._store.scan(EVENTS):
             self._next = int(record.key.removeprefix(EVENTS)) + 1
-        for record in await self._store.scan(AUDIT):
-            entry = records.load(AuditEntry, record.value)
-            self._audit_next, self._audit_head = entry.sequence + 1, entry.digest
+        await self._find_tail()
 
     def entries(self, events: Iterable[Event]) -> Entries:
         """The events stamped and numbered, and the old ones that they push out."""
@@ -115,16 +116,31 @@ class EventLog:
         await self._store.commit(Transaction(entries.puts, entries.deletes))
 
     async def audit(self, actor: str, action: str, subject: str, outcome: str) -> None:
-        """Chained in the order of calls; an entry whose write failed is not linked to."""
+        """Chained in the order of calls, whether or not the caller waits. What was not written is not linked to.
+
+        Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE).
+        """
+        await finish(self._chain(actor, action, subject, outcome))
+
+    async def _chain(self, actor: str, action: str, subject: str, outcome: str) -> None:
+        async with self._auditing:
+            try:
+                await self._append(actor, action, subject, outcome)
+            except StaleRevision:  # an entry whose commit was not answered is there all the same
+                await self._find_tail()
+                await self._append(actor, action, subject, outcome)
+
+    async def _append(self, actor: str, action: str, subject: str, outcome: str) -> None:
         entry = AuditEntry(self._audit_next, self._clock.wall(), actor, action, subject, outcome, self._audit_head)
+        key = _key(AUDIT, entry.sequence)
         deletes = (_key(AUDIT, entry.sequence - self._audit_kept),) if entry.sequence > self._audit_kept else ()
-        self._audit_next, previous, self._audit_head = entry.sequence + 1, self._audit_head, entry.digest
-        try:
-            await self._store.commit(Transaction({_key(AUDIT, entry.sequence): records.dump(entry)}, deletes))
-        except BaseException:
-            if self._audit_head == entry.digest:
-                self._audit_next, self._audit_head = entry.sequence, previous
-            raise
+        await self._store.commit(Transaction({key: records.dump(entry)}, deletes, expect={key: 0}))
+        self._audit_next, self._audit_head = entry.sequence + 1, entry.digest
+
+    async def _find_tail(self) -> None:
+        for record in await self._store.scan(AUDIT, after=_key(AUDIT, self._audit_next - 1)):
+            entry = records.load(AuditEntry, record.value)
+            self._audit_next, self._audit_head = entry.sequence + 1, entry.digest
 
     async def past(self, after: int, limit: int) -> tuple[Event, ...]:
         """The newest `limit` events after number `after`, oldest first."""

@@ -58,12 +58,20 @@ class ModelsController:
 
         Raises ShoalError(NAME_INVALID | MODEL_DIGEST | MODEL_TOO_LARGE | MODEL_INVALID | .. | DISK_FULL | STORE_FULL).
         """
+        return await self.keep(await self.receive(name, size, digest, chunks), name, digest, actor=actor)
+
+    async def receive(self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> ModelProfile | None:
+        """The first half of a push, which a caller may cut off: verified bytes and their profile; None: all known."""
         if name:
             check_name(name, "model name")
-        known = self._catalog().models.get(digest)
-        if known is not None and await self._blobs.stat(digest) is not None:
+        if digest in self._catalog().models and await self._blobs.stat(digest) is not None:
+            return None
+        return await self._taken_in(size, digest, chunks)
+
+    async def keep(self, profile: ModelProfile | None, name: str, digest: str, *, actor: str) -> Pushed:
+        """The second half: the model is recorded."""
+        if profile is None:
             return Pushed(await self._named(digest, name, actor), existed=True)
-        profile = await self._taken_in(size, digest, chunks)
         names = (name,) if name else ()
         model = ModelRecord(digest, names, self._clock.wall(), actor, profile)
         try:

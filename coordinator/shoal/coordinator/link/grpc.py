@@ -14,10 +14,11 @@ from typing import Any, Final
 import structlog
 from cryptography import x509
 
+from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.ports import LinkEvents, Meter
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.link import FromAgent, Hello, Receipts, Refused, ToAgent, Welcome
+from shoal.types.link import FromAgent, Hello, Receipts, Refused, ToAgent
 from shoal.v1 import link_pb2, link_pb2_grpc
 from shoal.wire import nouns
 from shoal.wire.identity import Identity, identity_of_context
@@ -68,26 +69,39 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
             raise refuse(Code.COORDINATOR_UNREACHABLE, "the coordinator is starting", "", "call again")
         identity = identity_of_context(context)
         hello = await self._hello(request_iterator, identity)
+        outbox = _Outbox()
+        try:
+            refusal = await finish(self._open(events, identity, hello, outbox))
+            if refusal is not None:
+                yield nouns.to_agent_to_wire(Refused(refusal, fatal=False))
+                return
+            reader = asyncio.create_task(
+                self._read(request_iterator, events, identity, outbox.epoch, _certificate(context), outbox)
+            )
+            try:
+                async for message in outbox:
+                    yield nouns.to_agent_to_wire(message)
+            finally:
+                reader.cancel()
+        finally:
+            if outbox.epoch > 0:
+                if self._outboxes.get(identity.name) is outbox:
+                    del self._outboxes[identity.name]
+                log.info("session closed", node=identity.name, epoch=outbox.epoch)
+                await events.closed(identity.name, outbox.epoch)
+
+    async def _open(self, events: LinkEvents, identity: Identity, hello: Hello, outbox: "_Outbox") -> Refusal | None:
         answer = await events.opened(identity.name, identity.role, hello)
         if isinstance(answer, Refusal):
             self._meter.count("sessions_refused", code=answer.code)
             log.warning("session refused", node=identity.name, code=answer.code, found=answer.found)
-            yield nouns.to_agent_to_wire(Refused(answer, fatal=False))
-            return
+            return answer
         # No await between `opened` and here: whoever sends to this node from now on reaches this session.
-        outbox = self._outboxes[identity.name] = _Outbox(answer)
+        outbox.epoch = answer.epoch
+        outbox.put(answer)
+        self._outboxes[identity.name] = outbox
         log.info("session opened", node=identity.name, role=identity.role, epoch=answer.epoch)
-        certificate = _certificate(context)
-        reader = asyncio.create_task(self._read(request_iterator, events, identity, answer.epoch, certificate, outbox))
-        try:
-            async for message in outbox:
-                yield nouns.to_agent_to_wire(message)
-        finally:
-            reader.cancel()
-            if self._outboxes.get(identity.name) is outbox:
-                del self._outboxes[identity.name]
-            log.info("session closed", node=identity.name, epoch=answer.epoch)
-            await events.closed(identity.name, answer.epoch)
+        return None
 
     async def _hello(self, messages: AsyncIterator[link_pb2.FromAgent], identity: Identity) -> Hello:
         try:
@@ -133,7 +147,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                     if invalid >= MOST_INVALID:
                         break
                     continue
-                refusal = await events.received(identity.name, epoch, noun)
+                refusal = await finish(events.received(identity.name, epoch, noun))
                 if refusal is not None:
                     outbox.put(Refused(refusal, fatal=False))
         except Exception:
@@ -149,10 +163,14 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
 
 
 class _Outbox:
-    """What waits for one node. A newer desired set takes the place of an older one that was not sent yet."""
+    """What waits for one node. A newer desired set takes the place of an older one that was not sent yet.
 
-    def __init__(self, welcome: Welcome) -> None:
-        self._waiting: deque[ToAgent] = deque([welcome])
+    epoch: of its session; 0 until that is open.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._waiting: deque[ToAgent] = deque()
         self._desired: DesiredSet | None = None
         self._closed = False
         self._wake = asyncio.Event()

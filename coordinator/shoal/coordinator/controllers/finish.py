@@ -1,0 +1,25 @@
+"""What a caller that leaves must not cut in two.
+
+A handler is cancelled when its caller hangs up. A controller that is cancelled between a commit and what it remembers
+of it would go on with a memory that the store contradicts, so the edges (`api`, `link`) call controllers through here.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Returns or raises only when `work` has ended: a cancellation waits for that, and then goes on."""
+    running = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                continue
+        raise
