@@ -1,0 +1,40 @@
+"""Work that is finished before its caller's cancellation goes on."""
+
+import asyncio
+
+import pytest
+
+from shoal.coordinator.controllers.finish import finish
+
+
+async def test_a_cancelled_caller_waits_for_the_end() -> None:
+    begun, may_end, steps = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        begun.set()
+        await may_end.wait()
+        steps.append("committed")
+        await asyncio.sleep(0)
+        steps.append("remembered")
+
+    caller = asyncio.create_task(finish(work()))
+    await begun.wait()
+    caller.cancel()
+    await asyncio.sleep(0)
+    caller.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert steps == ["committed", "remembered"]
+
+
+async def test_results_and_errors_pass_through() -> None:
+    async def seven() -> int:
+        return 7
+
+    async def wrong() -> int:
+        raise ValueError("wrong")
+
+    assert await finish(seven()) == 7
+    with pytest.raises(ValueError, match="wrong"):
+        await finish(wrong())
