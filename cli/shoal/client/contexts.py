@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from shoal.types.codes import Code, refuse
-from shoal.wire.enrol import write_private
 from shoal.wire.identity import check_name
+from shoal.wire.private import write_private
 
 
 @dataclass(frozen=True, slots=True)

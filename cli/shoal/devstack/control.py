@@ -20,7 +20,8 @@ from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_li
 from shoal.devstack.layout import Member, Stack
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.wire.enrol import redeem, write_private
+from shoal.wire.enrol import redeem
+from shoal.wire.private import write_private
 from shoal.wire.unix import reachable
 
 Say = Callable[[str], None]

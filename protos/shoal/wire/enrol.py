@@ -3,7 +3,6 @@
 Blocking: called by commands (`shoal-agent join`, `shoal context login`), never by a server.
 """
 
-import os
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
 from shoal.wire.identity import check_name, dns_of
 from shoal.wire.limits import ENROL_BYTES, channel_options
+from shoal.wire.private import write_private
 from shoal.wire.status import refusal_of
 from shoal.wire.token import JoinToken, ca_fingerprint, parse_join_token
 
@@ -45,23 +45,6 @@ class Enrolled:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in (("key.pem", self.key_pem), ("ca.pem", self.ca_pem), ("cert.pem", self.certificate_pem)):
             write_private(folder / name, content)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Replaces `path` by a file that only its owner reads; on disk when this returns."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:

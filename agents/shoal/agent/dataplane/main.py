@@ -7,7 +7,6 @@ for `orphan_after_s`. `shoal.agent.main` starts it with a clock; nothing here re
 import asyncio
 import fcntl
 import json
-import os
 import signal
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +29,7 @@ from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Clock
 from shoal.types.units import Seconds
 from shoal.wire import scrape
+from shoal.wire.private import write_private
 
 EXIT_TWIN: Final = 75
 """Another front holds this agent's run folder."""
@@ -155,11 +155,7 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
         "nonce": nonce,
         "config": json.loads(config.dump()),
     }
-    path = config.record()
-    fresh = path.with_suffix(".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(record, file)
-    fresh.replace(path)
+    write_private(config.record(), json.dumps(record).encode(), durable=False)
 
 
 def _serve_metrics(config: FrontConfig, plane: DataPlane, clock: Clock) -> None:

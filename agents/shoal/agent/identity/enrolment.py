@@ -13,8 +13,9 @@ from pathlib import Path
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire.enrol import Enrolled, redeem, write_private
+from shoal.wire.enrol import Enrolled, redeem
 from shoal.wire.identity import identity_of_pem
+from shoal.wire.private import write_private
 
 _MEMBER = "member.json"
 

@@ -17,6 +17,7 @@ from shoal.agent.frames import FrameClient, Push
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire.private import write_private
 
 _OWN_SIGNALS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
@@ -135,10 +136,7 @@ class WorkerProcess:
             "nonce": self.nonce,
             "assignments": [json.loads(pack(one)) for one in self.assignments.values()],
         }
-        draft = self._record.with_suffix(".new")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(told, file)
-        draft.replace(self._record)
+        write_private(self._record, json.dumps(told).encode(), durable=False)
 
     async def end(self) -> None:
         """Kills it, waits until it is gone, removes its files."""
@@ -272,5 +270,5 @@ def oom_kills() -> int:
 
 
 def _remove(record: Path) -> None:
-    for suffix in (".json", ".sock", ".log", ".crash", ".busy", ".new"):
+    for suffix in (".json", ".sock", ".log", ".crash", ".busy"):
         record.with_suffix(suffix).unlink(missing_ok=True)

@@ -19,8 +19,9 @@ from shoal.coordinator.ports import Issued
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem, write_private
+from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
 from shoal.wire.identity import check_name, dns_of, uri_of
+from shoal.wire.private import write_private
 from shoal.wire.token import ca_fingerprint
 
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
