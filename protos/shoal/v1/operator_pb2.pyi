@@ -904,12 +904,14 @@ class TokenView(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     USED_AT_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     name: _builtins.str
     expires_at: _builtins.float
     used_at: _builtins.float
     used_by: _builtins.str
+    created_by: _builtins.str
     def __init__(
         self,
         *,
@@ -919,10 +921,11 @@ class TokenView(_message.Message):
         expires_at: _builtins.float = ...,
         used_at: _builtins.float = ...,
         used_by: _builtins.str = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "id", b"id", "name", b"name", "role", b"role", "used_at", b"used_at", "used_by", b"used_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_by", b"created_by", "expires_at", b"expires_at", "id", b"id", "name", b"name", "role", b"role", "used_at", b"used_at", "used_by", b"used_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -216,6 +216,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("NAME", lambda row: row.name or "any"),
         ("EXPIRES", lambda row: when(row.expires_at)),
         ("USED", lambda row: f"{when(row.used_at)} by {row.used_by}" if row.used_at else "-"),
+        ("MADE BY", lambda row: row.created_by or "-"),
     ),
 }
 _DOCUMENT: Final[tuple[Column, ...]] = (

@@ -55,6 +55,7 @@ def token_view(token: Token) -> operator_pb2.TokenView:
         expires_at=token.expires_at,
         used_at=token.used_at or 0.0,
         used_by=token.used_by,
+        created_by=token.created_by,
     )
 
 
