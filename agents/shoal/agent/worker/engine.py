@@ -95,6 +95,17 @@ def open_engine(data: bytes, provider: str, threads: int) -> Engine:
         raise ShoalError(_load_refusal(error)) from error
 
 
+def show_only(device: str) -> None:
+    """Of several NVIDIA devices, or the MIG instances of one, the runtime sees this one, as its device 0.
+
+    device: a uuid; empty for devices of other kinds. CUDA reads the variable when it starts, with the first session:
+    later ones of a process are of the same device, as the pool sees to.
+    Source: CUDA C++ Programming Guide, environment variables, CUDA_VISIBLE_DEVICES.
+    """
+    if device:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+
+
 def session_options(threads: int) -> ort.SessionOptions:
     """Of every session: this many threads a run, which sleep while they wait, and no chatter."""
     options = ort.SessionOptions()

@@ -62,6 +62,8 @@ class LoadOrder:
     pace: Pace | None
     slots: tuple[str, ...]
     meters: Meters
+    visible: str = ""
+    """The uuid of the one NVIDIA device, or MIG instance, that the process may see; empty: a device of another kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class ProbeOrder:
     meters: Meters
     cores: int
     budget_s: float
+    visible: str = ""
+    """As in LoadOrder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -419,6 +419,7 @@ class ProcessWorkers:
             pace=self._pace(device.name),
             slots=tuple(slots) if device.emulated else (),
             meters=_meters(device),
+            visible=_cuda_uuid(device),
         )
 
     def _profiled(self, device: Device) -> Probed:
@@ -433,7 +434,9 @@ class ProcessWorkers:
         process = await self._take_spare()
         try:
             assert process.client is not None
-            order = ProbeOrder(device.provider, _meters(device), device.parallelism, self._options.probe_s)
+            order = ProbeOrder(
+                device.provider, _meters(device), device.parallelism, self._options.probe_s, _cuda_uuid(device)
+            )
             reply = await process.client.call("probe", pack(order), timeout=3 * self._options.probe_s)
             return unpack(Probed, reply.payload)
         except ConnectionLost as error:
@@ -488,4 +491,8 @@ def _ready(status: WorkerStatus) -> WorkerReady | None:
 def _meters(device: Device) -> Meters:
     """Where the driver found the device's energy counters."""
     rapl = device.attributes.get("energy_counters", "").split()
-    return Meters(tuple(rapl), device.attributes.get("uuid", "") if device.provider == "CUDAExecutionProvider" else "")
+    return Meters(tuple(rapl), _cuda_uuid(device))
+
+
+def _cuda_uuid(device: Device) -> str:
+    return device.attributes.get("uuid", "") if device.provider == "CUDAExecutionProvider" else ""

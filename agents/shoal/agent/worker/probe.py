@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 from shoal.agent.worker.energy import energy_of, idle_watts
-from shoal.agent.worker.engine import session_options
+from shoal.agent.worker.engine import session_options, show_only
 from shoal.agent.worker.messages import Probed, ProbeOrder
 from shoal.types.codes import Code, refuse
 from shoal.types.receipt import Rates
@@ -39,6 +39,7 @@ _SERIES: Final = 12
 def probe(order: ProbeOrder) -> Probed:
     """Raises ShoalError(RUNTIME_FAILED) when the provider cannot even run the plainest graphs."""
     began = time.perf_counter()
+    show_only(order.visible)
     idle_w = idle_watts(order.meters, order.cores)
     energy = energy_of(order.meters, 1)
     busy_from = time.perf_counter()

@@ -23,7 +23,7 @@ from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Pace
 from shoal.agent.worker import isolation
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
-from shoal.agent.worker.engine import Engine, open_engine, read_verified, run_options, warm_up
+from shoal.agent.worker.engine import Engine, open_engine, read_verified, run_options, show_only, warm_up
 from shoal.agent.worker.messages import Loaded, LoadOrder, ProbeOrder, State, WorkerReport, WorkerStatus, pack, unpack
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.pace import device_seconds, elements, turn
@@ -325,6 +325,7 @@ def _open(order: LoadOrder) -> Engine:
     """Beside serving, so at low priority; but threads that the runtime starts would keep that for ever."""
 
     def work() -> Engine:
+        show_only(order.visible)
         return open_engine(read_verified(order.path, order.digest), order.provider, order.threads)
 
     return isolation.at_low_priority(work) if order.threads == 1 else work()
