@@ -35,6 +35,8 @@ MOST_VALID_S: Final = 30 * 86400.0
 GUESSES: Final = 20
 """Failed redemptions that one address may make at once; then GUESSES_PER_S."""
 GUESSES_PER_S: Final = 2.0
+MOST_ADDRESSES: Final = 10_000
+"""Whose failures are remembered; more, and the one that called least lately is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +217,12 @@ class Enrolment:
         return Redeemed(role, name, issued.pem, self._authority.ca_pem)
 
     def _bucket(self, peer: str) -> "_Bucket":
-        if len(self._guesses) > 10_000:
-            now = self._clock.now()
-            self._guesses = {peer: bucket for peer, bucket in self._guesses.items() if not bucket.is_full(now)}
-        return self._guesses.setdefault(peer, _Bucket(self._clock.now()))
+        """An attacker with many addresses pushes out those that were quiet for longest, at a constant cost."""
+        bucket = self._guesses.pop(peer, None) or _Bucket(self._clock.now())
+        self._guesses[peer] = bucket
+        if len(self._guesses) > MOST_ADDRESSES:
+            del self._guesses[next(iter(self._guesses))]
+        return bucket
 
 
 class _Bucket:
@@ -236,10 +240,6 @@ class _Bucket:
     def spend(self, now: Elapsed) -> None:
         self._fill(now)
         self._level = max(0.0, self._level - 1)
-
-    def is_full(self, now: Elapsed) -> bool:
-        self._fill(now)
-        return self._level >= GUESSES
 
     def shall_audit(self, now: Elapsed) -> bool:
         if self._audited is not None and now - self._audited < 60:
