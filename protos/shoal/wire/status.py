@@ -74,8 +74,16 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.NODE_MISMATCH,
         Code.REGION_MISMATCH,
         Code.TWIN_REFUSED,
+        Code.TOPIC_DENIED,
     ),
-    grpc.StatusCode.ABORTED: (Code.PLAN_STALE, Code.CONFLICT, Code.EPOCH_STALE, Code.TERM_STALE, Code.GENERATION_STALE),
+    grpc.StatusCode.ABORTED: (
+        Code.PLAN_STALE,
+        Code.CONFLICT,
+        Code.EPOCH_STALE,
+        Code.TERM_STALE,
+        Code.GENERATION_STALE,
+        Code.MESSAGE_REPLAYED,
+    ),
     grpc.StatusCode.UNIMPLEMENTED: (Code.UNIMPLEMENTED,),
     grpc.StatusCode.INTERNAL: (
         Code.INTERNAL,
