@@ -84,7 +84,7 @@ def open_signed(data: bytes, trust: Trust, region: str, node: str, channel: Chan
     message = parse(mqtt_pb2.Signed, data)
     try:
         certificate = x509.load_der_x509_certificate(message.certificate)
-    except ValueError as cause:
+    except (ValueError, x509.InvalidVersion) as cause:
         raise _invalid("an unreadable certificate") from cause
     trust(certificate)
     signing.verify(certificate, message.signature, region, node, channel, message.content)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -41,6 +41,6 @@ def check_certificate(
 def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
         return False
     return True
