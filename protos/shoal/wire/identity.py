@@ -1,7 +1,7 @@
 """Who is speaking: one URI name in a certificate, read the same way by every part.
 
 A certificate of Shoal carries exactly one URI subject alternative name, `shoal://REGION/ROLE/NAME`. The common name is
-ignored everywhere. Servers also carry DNS and IP names, for ordinary TLS clients.
+for MQTT brokers, and ignored everywhere else. Servers also carry DNS and IP names, for ordinary TLS clients.
 """
 
 import re
@@ -16,6 +16,10 @@ from shoal.types.units import Wall
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """Regions, nodes, tenants, operators, workloads: a DNS label in lower case."""
+
+NODES: Final = frozenset({Role.AGENT, Role.GATEWAY})
+COORDINATOR_USER: Final = "shoal.coordinator"
+"""At an MQTT broker. Names have no dots, so no node is called that."""
 
 _URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")
 
@@ -61,6 +65,13 @@ def uri_of(region: str, role: Role, name: str) -> str:
 def dns_of(region: str, role: Role, name: str) -> str:
     """The DNS name that a server of this identity answers to; what forwarders and links verify."""
     return f"{name}.{role}.{region}.shoal"
+
+
+def common_name_of(role: Role, name: str) -> str:
+    """For MQTT brokers alone, which cannot read a URI name: a node's is its name. Empty: it has no business there."""
+    if role in NODES:
+        return name
+    return COORDINATOR_USER if role is Role.COORDINATOR else ""
 
 
 def parse_name(uri: str) -> tuple[str, Role, str]:

@@ -1,7 +1,7 @@
 """The region's own CA: EC P-256, its key in a file that only its owner reads.
 
 A certificate of Shoal: one URI name `shoal://REGION/ROLE/NAME`, no CA flag, digitalSignature, extended key usage by
-role. Roles that serve (agent, gateway, coordinator) also get DNS and IP names, for ordinary TLS clients.
+role. Roles that serve (agent, gateway, coordinator, broker) also get DNS and IP names, for ordinary TLS clients.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
-from shoal.wire.identity import check_name, dns_of, uri_of
+from shoal.wire.identity import check_name, common_name_of, dns_of, uri_of
 from shoal.wire.private import write_private
 from shoal.wire.token import ca_fingerprint
 
@@ -28,7 +28,8 @@ CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
 ALLOWANCE_S: Final = 300.0
 """Certificates begin this much earlier: clocks differ."""
 CSR_BYTES: Final = 8 * 2**10
-SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR})
+SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.BROKER})
+CLIENTS: Final = frozenset(Role) - {Role.BROKER}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -80,14 +81,17 @@ class FileAuthority:
         request = _checked(csr_pem, name)
         server = role in SERVERS
         ends = min(_moment(wall + lifetime_s), self._certificate.not_valid_after_utc)
-        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if server else [])]
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if role in CLIENTS else []
+        usages += [ExtendedKeyUsageOID.SERVER_AUTH] if server else []
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri_of(self.region, role, name))]
         if server:
             names.append(x509.DNSName(dns_of(self.region, role, name)))
             names.extend(_host(host) for host in dict.fromkeys((*_LOOPBACK, *hosts)))
+        common_name = common_name_of(role, name)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
         certificate = (
             x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .subject_name(subject)
             .issuer_name(self._certificate.subject)
             .public_key(request.public_key())
             .serial_number(x509.random_serial_number())
@@ -96,7 +100,7 @@ class FileAuthority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=not common_name)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(request.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
