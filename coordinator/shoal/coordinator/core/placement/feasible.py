@@ -12,7 +12,7 @@ from shoal.coordinator.core.fleet.judge import held
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, Triple
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical, rounded_up
-from shoal.coordinator.core.prediction.demand import Demand, demand_of
+from shoal.coordinator.core.prediction.demand import CONV, Demand, demand_of
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
@@ -276,6 +276,15 @@ class Scope:
             found = f"{where} runs {', '.join(receipt.precisions)}"
             refusal = Refusal(Code.PRECISION_DENIED, found, option.precision)
             yield Fault(Order.PRECISION, refusal, physical(f"add a variant in {' or '.join(receipt.precisions)}"))
+        if receipt is not None and option.precision in receipt.precisions and receipt.rates.conv_flops:
+            layers = sorted(
+                {cost.operator for cost in option.profile.costs if cost.operator in CONV and cost.flops > 0}
+            )
+            if layers and option.precision not in receipt.rates.conv_flops:
+                found = f"{device.provider} was not seen to run a convolution in {option.precision}"
+                refusal = Refusal(Code.OP_UNSUPPORTED, found, ", ".join(layers))
+                variant = physical(f"add a variant in {' or '.join(receipt.rates.conv_flops)}")
+                yield Fault(Order.OPERATORS, refusal, variant)
         if receipt is not None and receipt.operators:
             missing = sorted(set(option.profile.operators) - set(receipt.operators))
             if missing:
