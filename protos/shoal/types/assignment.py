@@ -82,8 +82,20 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom a node believes. roots: certificates (PEM) of the region's CAs, the one that issues first. revoked: serial
+    numbers (decimal) of certificates that are refused though their time is not over."""
+
+    roots: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DesiredSet:
-    """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep."""
+    """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep.
+
+    trust: None from a coordinator that does not tell; then what the node was enrolled with stands.
+    """
 
     node: str
     version: Version
@@ -92,6 +104,7 @@ class DesiredSet:
     pins: tuple[str, ...]
     credentials: tuple[Credential, ...]
     heartbeat_s: Seconds
+    trust: Trust | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +173,10 @@ class Status:
     ingress: tuple["Ingress", ...]
     taken_at: Wall
     front_ready: bool
+    serial: str = ""
+    """Of the node's certificate, decimal. Empty, as `roots`: as told before in this session."""
+    roots: tuple[str, ...] = ()
+    """Fingerprints of the CAs that it trusts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.CERT_UNTRUSTED,
         Code.CERT_NAME_INVALID,
         Code.CERT_REVOKED,
+        Code.RENEW_DENIED,
         Code.TOKEN_INVALID,
         Code.TOKEN_USED,
         Code.TOKEN_EXPIRED,
