@@ -8,6 +8,7 @@ from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
+from shoal.types.signature import SignedModel
 from shoal.types.units import Bytes, Joules, Seconds, Wall
 from shoal.types.workload import PartitionRule, WorkloadKey
 
@@ -44,7 +45,8 @@ class Assignment:
     """One replica that one node shall keep. id never changes meaning: another model or device is another id.
 
     draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it. work:
-    filled by the coordinator from the ModelProfile.
+    filled by the coordinator from the ModelProfile. signed: where the workload's policy asks for a publisher's
+    signature; None where it does not.
     """
 
     id: str
@@ -61,6 +63,7 @@ class Assignment:
     max_batch: int
     partition: PartitionRule
     work: Work = Work()
+    signed: SignedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
