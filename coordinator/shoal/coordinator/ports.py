@@ -111,6 +111,15 @@ class LinkEvents(Protocol):
     async def closed(self, node: str, epoch: int) -> None: ...
 
 
+class Broker(Protocol):
+    """Who may speak at the MQTT broker. Both are kept in mind and carried out as soon as the broker is there."""
+
+    async def admit(self, node: str) -> None: ...
+    async def expel(self, node: str) -> None:
+        """Ends its connection too."""
+        ...
+
+
 class Blobs(Protocol):
     """Models by digest. Bytes are verified before they are visible."""
 
