@@ -32,11 +32,11 @@ from shoal.coordinator.controllers.truth import KEY as REGION_KEY
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity, first_operator
 from shoal.coordinator.link.grpc import GrpcLinks
-from shoal.coordinator.telemetry import logs
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
+from shoal.wire import logs
 from shoal.wire.identity import check_name
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, server_options
 from shoal.wire.scrape import Guard
@@ -46,7 +46,6 @@ STOP_S: Final = 2.0
 """Calls that run when a stop is asked for may end within this time."""
 
 ROLES: Final = ("region", "federation")
-LEVELS: Final = ("debug", "info", "warning", "error")
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -336,6 +335,6 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     run.add_argument("--seed", type=int, default=default("SEED", "0"), help="of choices that placement leaves open")
     run.add_argument(
-        "--log-level", type=_one_of(*LEVELS), default=default("LOG_LEVEL", "info"), metavar="|".join(LEVELS)
+        "--log-level", type=_one_of(*logs.LEVELS), default=default("LOG_LEVEL", "info"), metavar="|".join(logs.LEVELS)
     )
     return parser

@@ -49,7 +49,7 @@ def _join(state_dir: Path, coordinator: str, token: str, name: str, labels: dict
 def _front(config: Path) -> int:
     from shoal.agent.clock import SystemClock
     from shoal.agent.dataplane import main as dataplane
-    from shoal.agent.telemetry import log
+    from shoal.wire import logs
 
-    log.configure("front")
+    logs.configure(process="front")
     return dataplane.run(config, sys.stdin.readline().strip(), SystemClock())

@@ -23,12 +23,13 @@ from shoal.agent.main.drivers import installed
 from shoal.agent.main.options import Address, Config
 from shoal.agent.ports import DriverOptions, Log
 from shoal.agent.supervisor import Settings, Supervisor
-from shoal.agent.telemetry import log as logs
 from shoal.agent.telemetry import metrics
+from shoal.agent.telemetry.log import StructuredLog
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
 from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.wire import logs
 from shoal.wire.identity import Identity
 from shoal.wire.scrape import Guard
 
@@ -49,14 +50,14 @@ def run(config: Config) -> int:
             f"role {config.role}",
             "join with a token for it",
         )
-    logs.configure("supervisor")
+    logs.configure(process="supervisor")
     with enrolment.alone(config.state_dir):
         asyncio.run(_serve(config, member, files, identity))
     return 0
 
 
 async def _serve(config: Config, member: enrolment.Member, files: Files, identity: Identity) -> None:
-    log = logs.StructuredLog(node=identity.name, region=identity.region)
+    log = StructuredLog(node=identity.name, region=identity.region)
     coordinator = config.coordinator or member.coordinator
     floor = _FloorFile(config.state_dir / "journal", log)
     clock = SystemClock(floor.load())

@@ -18,6 +18,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
 
 ort.disable_telemetry_events()
+ort.set_default_logger_severity(4)
 
 _BFLOAT16: Final = 16
 """onnx.TensorProto.BFLOAT16"""
@@ -107,11 +108,13 @@ def show_only(device: str) -> None:
 
 
 def session_options(threads: int) -> ort.SessionOptions:
-    """Of every session: this many threads a run, which sleep while they wait, and no chatter."""
+    """Of every session: this many threads a run, which sleep while they wait, and no chatter.
+
+    What goes wrong is in the exception; the runtime's own lines would repeat it in colours, with the model's names."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
