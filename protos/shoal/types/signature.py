@@ -74,6 +74,8 @@ class Signed:
     version: int
     expires_at: Wall | None
     files: tuple[SignedFile, ...]
+    ignored: tuple[str, ...] = ()
+    """Paths beside the files that the publisher left out."""
 
     @property
     def line(self) -> str:
