@@ -5,8 +5,10 @@ that nothing but the rule under test can refuse them.
 """
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from harness.report import record
 from harness.signatures import FILES, PRESENT, Publisher, envelope, resigned, statement
 from shoal.types.codes import Code, ShoalError
-from shoal.types.signature import PublisherKey, Signed, SignedFile
+from shoal.types.signature import PublisherKey, Signed, SignedFile, parse_key
 from shoal.wire import bundle as bundles
 
 Json = dict[str, Any]
+SIGNATURES = Path(__file__).parents[2] / "data" / "signatures"
 
 P256, P384, P521 = (Publisher(ec.generate_private_key(curve())) for curve in (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1))
 ED25519 = Publisher(ed25519.Ed25519PrivateKey.generate())
@@ -290,3 +293,13 @@ def test_a37_a_region_stores_one_file_and_takes_a_signature_over_that_file_alone
         with pytest.raises(ShoalError) as caught:
             bundles.check_file(signed, asked)
         assert caught.value.code is Code.SIGNATURE_INVALID
+
+
+def test_a37_what_the_reference_implementation_signed_is_verified() -> None:
+    """Signed by model-signing 1.1.1 (P-256, bare key) over a directory of two files."""
+    key = PublisherKey("reference", parse_key((SIGNATURES / "publisher.pem").read_text()))
+    _, signed = bundles.verify((SIGNATURES / "model-signing-1.1.1.sig").read_bytes(), [key])
+    present = {"model.onnx": b"graph", "weights.bin": b"weights"}
+    bundles.check_files(signed, {name: hashlib.sha256(content).hexdigest() for name, content in present.items()})
+    assert (signed.model, signed.version, signed.expires_at) == ("model", 0, None)
+    assert set(signed.ignored) == set(bundles.DEFAULT_IGNORED)
