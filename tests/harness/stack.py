@@ -246,6 +246,7 @@ class Load:
     clients: int = 4
     rate: float = 30.0
     timeout_s: float = 30.0
+    host: str = "127.0.0.1"
     histories: list[History] = field(default_factory=list)
     _clock: SystemClock = field(default_factory=SystemClock)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -289,7 +290,7 @@ class Load:
                 group.create_task(self._client(number, history))
 
     async def _client(self, number: int, history: History) -> None:
-        client = GrpcClient(self.port, self.files.authority.read_bytes(), self.files)
+        client = GrpcClient(self.port, self.files.authority.read_bytes(), self.files, host=self.host)
         asked = number
         while not self._stopping.is_set():
             due = asyncio.get_running_loop().time() + 1 / self.rate

@@ -168,11 +168,14 @@ class Control:
             )
         return before
 
+    def _keeper(self) -> list[str]:
+        return [sys.executable, "-m", "shoal.devstack.keeper", str(self.folder)]
+
     def _spawn_keeper(self) -> None:
         log = self.folder / "keeper.log"
         with log.open("ab") as file:
             subprocess.Popen(
-                [sys.executable, "-m", "shoal.devstack.keeper", str(self.folder)],
+                self._keeper(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
