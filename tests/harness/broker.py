@@ -67,6 +67,7 @@ class Broker:
             document["roles"].append({name: value for name, value in role.items() if name != "command"})
             document["clients"].append({name: value for name, value in client.items() if name != "command"})
         path.write_text(json.dumps(document))
+        (self.folder / "dynamic-security.json").unlink(missing_ok=True)
 
     def start(self) -> None:
         """Returns when it listens. What it had, it has again: retained messages with `persistence`, rights as made."""
@@ -95,7 +96,8 @@ class Broker:
     def wipe(self) -> None:
         """While it does not run: its messages and the nodes' rights are lost."""
         assert not self.runs, "it runs"
-        (self.folder / "mosquitto.db").unlink(missing_ok=True)
+        for name in ("mosquitto.db", "dynamic-security.json"):
+            (self.folder / name).unlink(missing_ok=True)
         (self.folder / "rights.json").write_text(json.dumps(rights.document(self.region)))
 
     def corrupt(self) -> None:
@@ -128,7 +130,7 @@ def broker(
     folder: Path, authority: Authority, *, nodes: tuple[str, ...] = (), persistence: bool = False
 ) -> Iterator[Broker]:
     """One that listens, with a certificate of `authority`; ended on leaving."""
-    found = Broker(folder, authority.region, _identity(authority), nodes=nodes, persistence=persistence)
+    found = Broker(folder, authority.region, identity(authority), nodes=nodes, persistence=persistence)
     found.start()
     try:
         yield found
@@ -143,6 +145,6 @@ def tls(files: Files) -> ssl.SSLContext:
     return context
 
 
-def _identity(authority: Authority) -> Enrolled:
+def identity(authority: Authority) -> Enrolled:
     certificate, key, ca = authority.issue(Role.BROKER, config.NAME).read()
     return Enrolled(authority.region, Role.BROKER, config.NAME, certificate, ca, "", "", key)

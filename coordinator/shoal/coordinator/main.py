@@ -25,6 +25,7 @@ from shoal.coordinator.api.enrol import EnrolmentService
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.blobs.inspect import ChildInspector
+from shoal.coordinator.broker import config as mosquitto
 from shoal.coordinator.clock import SystemClock, SystemIds
 from shoal.coordinator.controllers.enrolment import Enrolment
 from shoal.coordinator.controllers.region import Region, RegionConfig
@@ -34,6 +35,7 @@ from shoal.coordinator.identity.server import ServerIdentity, first_operator
 from shoal.coordinator.link.grpc import GrpcLinks
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire import logs
@@ -80,6 +82,10 @@ class Config:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(os.environ).parse_args(arguments)
     try:
+        if options.verb == "broker-config":
+            os.umask(0o077)
+            print(json.dumps({"event": "written", "start": str(_write_broker(options))}))
+            return
         if options.role == "federation":
             raise refuse(
                 Code.NOT_SUPPORTED_YET,
@@ -94,6 +100,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _write_broker(options: argparse.Namespace) -> Path:
+    """The program that starts the broker, in the folder that was asked for. Raises ShoalError."""
+    region, data, out = check_name(options.region, "region"), Path(options.data_dir), Path(options.out)
+    listen = _address(options.listen)
+    user = options.user or mosquitto.current_user()
+    plugin = options.plugin or mosquitto.installed_plugin()
+    broker = mosquitto.BrokerConfig(region, listen.host, listen.port, user, plugin)
+    clock = SystemClock()
+    # A region that was never started may make its CA here: its broker can then be there first.
+    authority = FileAuthority.open(data / "ca", region, wall=clock.wall(), may_create=not (data / "store").exists())
+    hosts = tuple(dict.fromkeys((*options.host, *_dialled(listen))))
+    identity = authority.enrol_self(
+        Role.BROKER, mosquitto.NAME, hosts=hosts, lifetime_s=mosquitto.LIFETIME_S, wall=clock.wall()
+    )
+    try:
+        mosquitto.write(out, broker, identity)
+    except OSError as cause:
+        raise refuse(
+            Code.FIELD_INVALID, f"{out}: {cause.strerror}", "a folder that can be written", "choose another --out"
+        ) from cause
+    return out.resolve() / "start"
 
 
 async def _run(config: Config) -> None:
@@ -310,7 +339,8 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         return environment.get(f"SHOAL_{name}", otherwise)
 
     parser = argparse.ArgumentParser(prog="shoal-coordinator", description=__doc__)
-    run = parser.add_subparsers(dest="verb", required=True).add_parser("run", help="run a coordinator")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="run a coordinator")
     run.add_argument(
         "--role",
         type=_one_of(*ROLES),
@@ -318,10 +348,22 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="|".join(ROLES),
         help="what it serves",
     )
-    run.add_argument("--region", default=default("REGION", "local"), help="the region's name")
-    run.add_argument(
-        "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
+    broker = verbs.add_parser(
+        "broker-config",
+        help="make the folder from which Mosquitto carries this region's agent links",
+        description="Makes a folder with Mosquitto's configuration, certificate and rights; its `start` is what runs"
+        " the broker, on this machine or wherever the folder is copied. Run it again for a new certificate.",
     )
+    for verb in (run, broker):
+        verb.add_argument("--region", default=default("REGION", "local"), help="the region's name")
+        verb.add_argument(
+            "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
+        )
+    broker.add_argument("--out", default=default("BROKER_DIR", "./shoal-broker"), help="the folder that is made")
+    broker.add_argument("--listen", default=default("MQTT_LISTEN", "127.0.0.1:8883"), help="where the broker listens")
+    broker.add_argument("--host", action="append", default=[], help="a name or address that agents dial; repeatable")
+    broker.add_argument("--user", default="", help="whom it runs as when root starts it. [default: who makes it]")
+    broker.add_argument("--plugin", default="", help="mosquitto_dynamic_security.so, as the broker's machine has it")
     run.add_argument("--link", default=default("LINK", "127.0.0.1:7443"), help="agents and operators, mTLS")
     run.add_argument("--enrol", default=default("ENROL", "127.0.0.1:7444"), help="join tokens, server TLS only")
     run.add_argument("--metrics", default=default("METRICS", "127.0.0.1:7445"), help="Prometheus, mTLS")

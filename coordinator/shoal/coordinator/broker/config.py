@@ -1,12 +1,13 @@
 """A folder from which Mosquitto serves one region: `start` in it is all that has to be run.
 
-The broker keeps nothing: no message outlives it, and at each start its rights are those of the coordinator alone, which
-admits the nodes again. So a broker that lost its disk, or finds it corrupt, comes back like any other.
+The broker keeps no message, and its rights are the coordinator's to give: one that lost its file of rights, or finds it
+corrupt, starts with those of the coordinator alone, who admits the nodes again.
 """
 
 import json
 import os
 import pwd
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from shoal.coordinator.broker.rights import document
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Seconds
 from shoal.wire.enrol import Enrolled
+from shoal.wire.identity import COORDINATOR_USER
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.private import write_private
 
@@ -35,12 +37,17 @@ PACKET_BYTES: Final = LINK_BYTES + 256 * 2**10
 """A link message in its signed envelope, and MQTT's own header."""
 
 _START: Final = """#!/bin/sh
-# Starts the broker from this folder, wherever it was copied, with the coordinator's rights alone.
+# Starts the broker from this folder, wherever it was copied. Mosquitto would go on without any right over a file of
+# rights that it cannot read; then the coordinator's own are what it starts with.
 set -eu
 cd "$(dirname "$0")"
 umask 077
-cp rights.json dynamic-security.json
-[ "$(id -u)" != 0 ] || chown {user} dynamic-security.json
+rights=dynamic-security.json
+count() {{ tr -cd "$1" < $rights | wc -c; }}
+if ! grep -aqs '"{coordinator}"' $rights || [ "$(count '{{')" != "$(count '}}')" ]; then
+	cp rights.json $rights
+	[ "$(id -u)" != 0 ] || chown {user} $rights
+fi
 exec mosquitto -c mosquitto.conf
 """
 
@@ -110,15 +117,26 @@ def write(folder: Path, config: BrokerConfig, identity: Enrolled) -> None:
 
     Files belong to `config.user` when root writes them. Raises ShoalError(FIELD_INVALID), OSError.
     """
+    for what, value, plain in (
+        ("--user", config.user, r"[a-z_][a-z0-9_-]*"),
+        ("--plugin", config.plugin, r"/[\w/.+-]+"),
+        ("--listen", config.host, r"[\w.:-]+"),
+    ):
+        if re.fullmatch(plain, value, re.ASCII) is None:
+            raise refuse(Code.FIELD_INVALID, f"{what} {value!r:.80}", "a plain name or path", f"give another {what}")
+    as_root = os.getuid() == 0
+    if as_root and config.user not in {entry.pw_name for entry in pwd.getpwall()}:
+        remedy = "install Mosquitto, which makes its own"
+        raise refuse(Code.FIELD_INVALID, f"--user {config.user}", "a user of this machine", remedy)
     identity.write(folder)
     conf = _CONF.format(
         user=config.user, port=config.port, host=config.host, plugin=config.plugin, packet_bytes=PACKET_BYTES
     )
     write_private(folder / "mosquitto.conf", conf.encode())
     write_private(folder / "rights.json", json.dumps(document(config.region), indent=1).encode())
-    write_private(folder / "start", _START.format(user=config.user).encode())
+    write_private(folder / "start", _START.format(user=config.user, coordinator=COORDINATOR_USER).encode())
     (folder / "start").chmod(0o700)
-    if os.getuid() == 0:
+    if as_root:
         for path in (folder, *folder.iterdir()):
             shutil.chown(path, config.user)
 

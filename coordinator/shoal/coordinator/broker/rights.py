@@ -1,9 +1,10 @@
 """Who may do what at the broker, in the words of Mosquitto's dynamic-security plugin; values only.
 
 A node publishes and reads its own topics, the coordinator the opposite ends of all of them; whatever is not named here
-is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. The plugin knows no pattern for "its own name"
-(%u is taken literally), so each node has a role to itself. Only whole filters are granted (`subscribeLiteral`): with
-`subscribePattern` a `+` would be granted where the coordinator's own filters have one.
+is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. What nobody may subscribe to nobody receives, so
+receiving needs no right of its own. The plugin knows no pattern for "its own name" (%u is taken literally), so each
+node has a role to itself. Only whole filters are granted (`subscribeLiteral`): with `subscribePattern` a `+` would be
+granted where the coordinator's own filters have one.
 """
 
 from typing import Any, Final
@@ -14,6 +15,7 @@ from shoal.wire.identity import COORDINATOR_USER
 CONTROL: Final = "$CONTROL/dynamic-security/v1"
 RESPONSE: Final = "$CONTROL/dynamic-security/v1/response"
 COORDINATOR_ROLE: Final = "coordinator"
+_NODE: Final = "node."
 
 Json = dict[str, Any]
 
@@ -23,7 +25,7 @@ def document(region: str) -> Json:
     return {
         "defaultACLAccess": {
             "publishClientSend": False,
-            "publishClientReceive": False,
+            "publishClientReceive": True,
             "subscribe": False,
             "unsubscribe": True,
         },
@@ -36,7 +38,7 @@ def document(region: str) -> Json:
 def coordinator_acls(region: str) -> list[Json]:
     sent = [topics.region_online(region), *(topics.all_nodes(region, channel) for channel in topics.DOWN), CONTROL]
     read = [*(topics.all_nodes(region, channel) for channel in topics.UP), RESPONSE]
-    return _acls(sent, read)
+    return [*_acls(sent, read), _acl("publishClientReceive", RESPONSE)]  # which no default covers
 
 
 def node_acls(region: str, node: str) -> list[Json]:
@@ -47,7 +49,12 @@ def node_acls(region: str, node: str) -> list[Json]:
 
 def role_of(node: str) -> str:
     """The name of a node's own role: never that of the coordinator's, whatever the node is called."""
-    return f"node.{node}"
+    return f"{_NODE}{node}"
+
+
+def node_of(role: str) -> str:
+    """Whose role that is; empty when it is no node's."""
+    return role.removeprefix(_NODE) if role.startswith(_NODE) else ""
 
 
 def admission(region: str, node: str) -> tuple[Json, ...]:
@@ -72,7 +79,8 @@ def expulsion(node: str) -> tuple[Json, ...]:
 
 
 def _acls(sent: list[str], read: list[str]) -> list[Json]:
-    granted = [("publishClientSend", topic) for topic in sent]
-    for topic in read:
-        granted += [("subscribeLiteral", topic), ("publishClientReceive", topic)]
-    return [{"acltype": kind, "topic": topic, "priority": 0, "allow": True} for kind, topic in granted]
+    return [*(_acl("publishClientSend", topic) for topic in sent), *(_acl("subscribeLiteral", topic) for topic in read)]
+
+
+def _acl(kind: str, topic: str) -> Json:
+    return {"acltype": kind, "topic": topic, "priority": 0, "allow": True}
