@@ -1,5 +1,6 @@
 """Sizes and timings that both ends of a connection must agree on."""
 
+from dataclasses import dataclass
 from typing import Final
 
 INFER_BYTES: Final = 64 * 2**20
@@ -12,7 +13,28 @@ CHUNK_BYTES: Final = 256 * 2**10
 
 KEEPALIVE_S: Final = 2.0
 KEEPALIVE_TIMEOUT_S: Final = 3.0
-"""Half-open connections are found by pings, never by the kernel's timeout."""
+"""Half-open connections are found by pings, never by the kernel's timeout. A server has the callers' beats besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Of a caller. connect_s: for TCP, TLS and HTTP/2 together, six round trips. ping_s: of silence before a ping.
+    lost_s: without an answer to it, or to anything sent, after which the connection is given up. idle: also without
+    calls; else one that broke in silence is found by the next call."""
+
+    connect_s: float
+    ping_s: float
+    lost_s: float
+    idle: bool
+
+
+LINK: Final = Patience(connect_s=5.0, ping_s=1.0, lost_s=1.9, idle=True)
+"""A half-open link is found within 3 s."""
+PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, idle=False)
+"""Between fronts of one region: a request moves on to another replica within 1 s."""
+
+HANDSHAKE_S: Final = 10.0
+"""Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -27,20 +49,22 @@ def server_options(max_bytes: int) -> Options:
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     )
 
 
-def channel_options(max_bytes: int, *, server_name: str | None = None) -> Options:
+def channel_options(max_bytes: int, *, server_name: str | None = None, patience: Patience = LINK) -> Options:
     """server_name: the DNS name that the server's certificate must carry, when it is not the address dialled."""
     options: Options = (
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
-        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
-        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", int(patience.ping_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(patience.lost_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", int(patience.idle)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name, how long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", int(patience.connect_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),

@@ -41,6 +41,11 @@ class Call:
     request_id: str = ""
     left_s: Seconds | None = None
 
+    @property
+    def caller(self) -> str:
+        """Whose share of a transport this call counts in, once the service has admitted it."""
+        return self.identity.uri if self.identity is not None else self.bearer
+
 
 class Refused(ShoalError):
     """A refusal that says when to come back."""
