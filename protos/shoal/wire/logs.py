@@ -8,8 +8,9 @@ a line for every stranger that fails the handshake.
 
 import logging
 import sys
+from contextlib import suppress
 from types import TracebackType
-from typing import Final
+from typing import Final, TextIO, cast
 
 import structlog
 
@@ -36,12 +37,24 @@ def configure(level: str = "info", **always: str) -> None:
             structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_ToStructlog()], level=max(least, logging.WARNING), force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
+
+
+class _Stderr:
+    """On a full disk lines are lost, and nothing else: who cannot log goes on working."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            sys.stderr.flush()
 
 
 class _ToStructlog(logging.Handler):
