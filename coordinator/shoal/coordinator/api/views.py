@@ -6,6 +6,7 @@ from typing import Any, Final
 from shoal.coordinator.controllers.catalog import Catalog, DocumentChange, DocumentKey, ModelRecord, StoredDocument
 from shoal.coordinator.controllers.enrolment import Token
 from shoal.coordinator.controllers.events import Event
+from shoal.coordinator.controllers.publishers import Judged
 from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
@@ -70,7 +71,7 @@ def document_view(stored: StoredDocument) -> operator_pb2.DocumentView:
     )
 
 
-def model_view(catalog: Catalog, model: ModelRecord, name: str | None = None) -> artifacts_pb2.Model:
+def model_view(catalog: Catalog, model: ModelRecord, region: str, name: str | None = None) -> artifacts_pb2.Model:
     shown = name if name is not None else next(iter(model.names), "")
     return artifacts_pb2.Model(
         name="" if shown == model.digest else shown,
@@ -80,6 +81,19 @@ def model_view(catalog: Catalog, model: ModelRecord, name: str | None = None) ->
         pushed_by=model.pushed_by,
         profile=to_wire(model.profile),
         used_by=[key_view(WorkloadKey(*user.split("/", 1))) for user in catalog.users_of(model.digest)],
+        signatures=[_signature_view(judged) for judged in catalog.judged(region, model)],
+    )
+
+
+def _signature_view(judged: Judged) -> artifacts_pb2.ModelSignature:
+    if judged.signed is None:
+        return artifacts_pb2.ModelSignature(refusal=refusal_view(judged.refusal) if judged.refusal else None)
+    return artifacts_pb2.ModelSignature(
+        key=judged.key,
+        fingerprint=judged.signed.fingerprint,
+        model=judged.signed.model,
+        version=judged.signed.version,
+        expires_at=judged.signed.expires_at or 0.0,
     )
 
 

@@ -26,7 +26,7 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
-from shoal.coordinator.core.placement.model import Plan, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.model import Plan, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Snapshot
@@ -87,6 +87,7 @@ class WorkloadsController:
         """seed: of every choice that placement leaves open. changed: called when the next step should come at once."""
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
+        self.signatures = Signatures()
         self.desired: dict[str, DesiredSet] = {}
         self.credentials: tuple[Credential, ...] = ()
         self.waits: tuple[Wait, ...] = ()
@@ -127,6 +128,7 @@ class WorkloadsController:
         """The new truth about documents and models, already in the store."""
         self.catalog = catalog
         self.intents = catalog.intents
+        self.signatures = catalog.signatures(self._region)
         self._fleet.fleet = replace(self._fleet.fleet, timing=timing(self.intents))
         self._changed()
 
@@ -274,6 +276,7 @@ class WorkloadsController:
             costs=self._costs(catalog),
             documents=catalog.refs,
             seed=self._seed,
+            signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region),
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:

@@ -75,6 +75,7 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         measured={each.trial: each.measured for each in world.memory.measured},
         costs=world.costs,
         rtt_s=world.rtt_s,
+        signatures=world.signatures,
     )
 
 
