@@ -33,6 +33,9 @@ from shoal.wire import limits, status
 from shoal.wire.identity import dns_of
 
 CONNECT_TIMEOUT_S: Final = 2.0
+WAY_OPENS_S: Final = 0.75
+"""A request waits so long for the way to a peer to open, then it goes elsewhere; the way is opened all the same."""
+_OPENING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
     {
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -177,7 +180,9 @@ class Peers:
             task.cancel()
 
     async def _call(self, endpoint: Endpoint, method: str, request: bytes, errand: Errand) -> bytes:
-        call = self._channel(endpoint).unary_unary(f"/{SERVICE}/{method}", None, None)
+        channel = self._channel(endpoint)
+        await _open(channel)
+        call = channel.unary_unary(f"/{SERVICE}/{method}", None, None)
         said = (
             (TENANT_KEY, errand.tenant),
             (ORIGIN_KEY, errand.origin),
@@ -197,7 +202,7 @@ class Peers:
         if channel is None:
             certificate, private_key, authority = self._tls.read()
             credentials = grpc.ssl_channel_credentials(authority, private_key, certificate)
-            options = limits.channel_options(MAX_MESSAGE, server_name=key[1])
+            options = limits.channel_options(MAX_MESSAGE, server_name=key[1], patience=limits.PEER)
             channel = grpc.aio.secure_channel(key[0], credentials, options)
             self._channels[key] = channel
         return channel
@@ -218,6 +223,24 @@ class Peers:
         task = asyncio.create_task(channel.close(limits.KEEPALIVE_TIMEOUT_S))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+
+async def _open(channel: grpc.aio.Channel) -> None:
+    """Raises AttemptFailed while nobody answers, or when the way is given up. What fails at once is left to the call,
+    which tells why."""
+    try:
+        async with asyncio.timeout(WAY_OPENS_S):
+            while (state := channel.get_state(try_to_connect=True)) in _OPENING:
+                await channel.wait_for_state_change(state)
+    except TimeoutError as cause:
+        raise _unopened("no connection") from cause
+    if state is grpc.ChannelConnectivity.SHUTDOWN:
+        raise _unopened("the replica left the routes")
+
+
+def _unopened(found: str) -> AttemptFailed:
+    refusal = Refusal(Code.REPLICA_UNREACHABLE, found, f"a connection within {WAY_OPENS_S:g}s", "retry")
+    return AttemptFailed(refusal, sent=False)
 
 
 def _failure(error: grpc.aio.AioRpcError) -> AttemptFailed:
