@@ -30,8 +30,11 @@ class GrpcSession:
         self._log = log
 
     async def send(self, message: FromAgent) -> None:
+        wire = nouns.from_agent_to_wire(message)
+        if (size := wire.ByteSize()) > LINK_BYTES:  # the other end would end the stream without a word
+            raise refuse(Code.TOO_LARGE, f"{size} bytes", f"at most {LINK_BYTES}", "report less at once")
         try:
-            await self._call.write(nouns.from_agent_to_wire(message))
+            await self._call.write(wire)
         except (grpc.RpcError, asyncio.InvalidStateError) as cause:
             raise ShoalError(await _ending(self._call)) from cause
 
