@@ -21,6 +21,20 @@ class Clock(Protocol):
     async def sleep(self, seconds: Seconds) -> None: ...
 
 
+class Sightings(Protocol):
+    """What must outlive this process of when its coordinator was last heard. Nothing here waits for a disk."""
+
+    def heard(self) -> Elapsed | None:
+        """The coordinator's last word to this run or an earlier one, on the Clock's scale; None without any."""
+        ...
+
+    def linked(self, coordinator_time: Wall) -> None:
+        """A session began; coordinator_time: what its welcome says."""
+        ...
+
+    def cut_off(self) -> None: ...
+
+
 class Log(Protocol):
     """One structured event; `error` marks what a person should look at."""
 

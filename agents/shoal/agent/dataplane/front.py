@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +27,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 VERSION: Final = "1"
@@ -75,7 +75,16 @@ class _Flight:
 class DataPlane:
     """Answers the Open Inference Protocol along routes. Everything runs on one event loop."""
 
-    def __init__(self, settings: Settings, clock: Clock, workers: Workers, peers: Peers) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        workers: Workers,
+        peers: Peers,
+        dates_at: Callable[[], Wall] | None = None,
+    ) -> None:
+        """dates_at: the moment at which who calls must be valid; by default now."""
+        self._dates_at = dates_at or clock.wall
         self._settings = settings
         self._clock = clock
         self._workers = workers
@@ -342,12 +351,12 @@ class DataPlane:
 
     def _caller(self, call: Call) -> Caller:
         return caller_of(
-            call, self._credentials, self._settings.region, self._settings.origin, self._clock.wall(), INFER_ROLES
+            call, self._credentials, self._settings.region, self._settings.origin, self._dates_at(), INFER_ROLES
         )
 
     def _reader(self, call: Call) -> Caller:
         return caller_of(
-            call, self._credentials, self._settings.region, self._settings.origin, self._clock.wall(), READ_ROLES
+            call, self._credentials, self._settings.region, self._settings.origin, self._dates_at(), READ_ROLES
         )
 
     def _route(self, caller: Caller, name: str, version: str) -> Route:

@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import json
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.transport import TlsFiles, Transport
 from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Clock
-from shoal.types.units import Seconds
+from shoal.types.units import Seconds, Wall
 from shoal.wire import scrape
 from shoal.wire.private import write_private
 
@@ -39,27 +40,28 @@ EXIT_PORT: Final = 76
 _log = structlog.get_logger(__name__)
 
 
-def run(config_path: Path, nonce: str, clock: Clock) -> int:
-    """Serves until stopped or orphaned; returns the exit status. config_path: a FrontConfig as JSON."""
+def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall]) -> int:
+    """Serves until stopped or orphaned; returns the exit status. config_path: a FrontConfig as JSON. dates_at: the
+    moment at which certificates and tokens must be valid."""
     config = FrontConfig.load(config_path.read_text())
     with (Path(config.run_dir) / control.LOCK).open("w") as lock:
         if not _alone(lock):
             _log.warning("front_is_running_already", run_dir=config.run_dir)
             return EXIT_TWIN
         try:
-            asyncio.run(_serve(config, nonce, clock))
+            asyncio.run(_serve(config, nonce, clock, dates_at))
         except OSError as error:
             _log.error("front_cannot_listen", reason=str(error))
             return EXIT_PORT
     return 0
 
 
-async def _serve(config: FrontConfig, nonce: str, clock: Clock) -> None:
+async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callable[[], Wall]) -> None:
     """Raises OSError."""
     tls = TlsFiles(Path(config.certificate), Path(config.key), Path(config.authority))
     workers, peers = Workers(), Peers(config.region, tls)
     settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
-    plane = DataPlane(settings, clock, workers, peers)
+    plane = DataPlane(settings, clock, workers, peers, dates_at)
     transports: tuple[Transport, ...] = (
         GrpcTransport(plane, config.host, config.grpc_port, tls, certificates=True),
         GrpcTransport(plane, config.host, config.token_port, tls, certificates=False),

@@ -63,7 +63,7 @@ class Config:
 def parser() -> argparse.ArgumentParser:
     """Each option may come as SHOAL_NAME too; the command line wins."""
     top = argparse.ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor")
+    commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | clock")
 
     join = commands.add_parser("join", help="enrol this machine with a one-time token")
     _option(join, "--coordinator", help="HOST:PORT of the coordinator's enrolment port", required=True)
@@ -105,13 +105,16 @@ def parser() -> argparse.ArgumentParser:
         )
     doctor = commands.add_parser("doctor", help="check this node, each failure with what fixes it")
     _option(doctor, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
-    for each in (join, run, doctor):
+    clock = commands.add_parser("clock", help="what time this node believes it is")
+    clock.add_argument("--confirm", action="store_true", help="say that this machine's clock is right, after a jump")
+    for each in (join, run, doctor, clock):
         _option(
             each, "--state-dir", type=_folder, default=DEFAULT_STATE, help="identity, journal and cache of this node"
         )
 
     front = commands.add_parser("front")
     front.add_argument("--config", type=Path, required=True)
+    front.add_argument("--journal", type=Path)
     return top
 
 

@@ -5,36 +5,33 @@ import json
 import secrets
 import signal
 import sys
-from dataclasses import astuple
 from importlib.metadata import version
-from pathlib import Path
 
 from shoal.agent.cache.directory import DirectoryCache
-from shoal.agent.clock import Floor, SystemClock
+from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.identity import enrolment, host
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.journal.files import FileJournal
-from shoal.agent.journal.slots import Slots
 from shoal.agent.link.credentials import Files
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
 from shoal.agent.main.drivers import installed
 from shoal.agent.main.options import Address, Config
-from shoal.agent.ports import DriverOptions, Log
+from shoal.agent.main.timekeeper import Timekeeper
+from shoal.agent.ports import DriverOptions
 from shoal.agent.supervisor import Settings, Supervisor
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import StructuredLog
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Seconds
 from shoal.wire import logs
 from shoal.wire.identity import Identity
 from shoal.wire.scrape import Guard
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
-FLOOR_EVERY_S = Seconds(60.0)
 READY_POLL_S = Seconds(0.05)
 
 
@@ -59,10 +56,11 @@ def run(config: Config) -> int:
 async def _serve(config: Config, member: enrolment.Member, files: Files, identity: Identity) -> None:
     log = StructuredLog(node=identity.name, region=identity.region)
     coordinator = config.coordinator or member.coordinator
-    floor = _FloorFile(config.state_dir / "journal", log)
-    clock = SystemClock(floor.load())
+    timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
+    clock = timekeeper.clock
     journal = FileJournal(config.state_dir / "journal", log)
-    front = FrontProcess(_front_config(config, files, identity), FRONT_COMMAND, clock)
+    command = (*FRONT_COMMAND, "--journal", str(config.state_dir / "journal"))
+    front = FrontProcess(_front_config(config, files, identity), command, clock)
     cache = config.state_dir / "cache"
     workers = ProcessWorkers(
         config.state_dir / "run",
@@ -91,6 +89,7 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         clock=clock,
         nonce=lambda: secrets.token_hex(16),
         log=log,
+        sightings=timekeeper,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,14 +98,14 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         asyncio.create_task(
             _announce(node, f"{listening.host}:{listening.metrics_port}", supervisor, clock), name="announce"
         ),
-        asyncio.create_task(_keep_floor(floor, clock), name="floor"),
+        asyncio.create_task(timekeeper.keep(node.name, supervisor.tell), name="time"),
     ]
     try:
         await supervisor.run()
     finally:
         for task in beside:
             task.cancel()
-        floor.save(clock.floor())
+        timekeeper.save()
 
 
 def _front_config(config: Config, files: Files, identity: Identity) -> FrontConfig:
@@ -163,31 +162,3 @@ async def _announce(node: Node, front_metrics: str, supervisor: Supervisor, cloc
         "front_metrics": front_metrics,
     }
     print(json.dumps(line), flush=True)
-
-
-class _FloorFile:
-    """The clock's floor on disk."""
-
-    def __init__(self, folder: Path, log: Log) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._log = log
-        self._slots = Slots(folder, "clock", lambda aside: log("state_corrupt", error=True, found=aside.name))
-
-    def load(self) -> Floor | None:
-        content = self._slots.load()
-        if content is None:
-            return None
-        elapsed, wall = json.loads(content)
-        return Floor(Elapsed(elapsed), Wall(wall))
-
-    def save(self, floor: Floor) -> None:
-        try:
-            self._slots.save(json.dumps(astuple(floor)).encode())
-        except OSError as error:
-            self._log("floor_not_saved", error=True, reason=str(error))
-
-
-async def _keep_floor(floor: _FloorFile, clock: SystemClock) -> None:
-    while True:
-        await asyncio.to_thread(floor.save, clock.floor())
-        await clock.sleep(FLOOR_EVERY_S)

@@ -27,6 +27,7 @@ from shoal.agent.ports import (
     Log,
     Pace,
     Session,
+    Sightings,
     Signer,
     Workers,
 )
@@ -37,7 +38,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import Hello, NodeEvent, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
 from shoal.types.receipt import SignedReceipt
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Elapsed, Seconds, Wall
 
 EVENTS_KEPT = 256
 """Events that wait for a link; the oldest go first."""
@@ -103,8 +104,10 @@ class Supervisor:
         clock: Clock,
         nonce: Callable[[], str],
         log: Log,
+        sightings: Sightings | None = None,
     ) -> None:
-        """node: all but its devices, which the drivers tell. nonce: a fresh secret each time."""
+        """node: all but its devices, which the drivers tell. nonce: a fresh secret each time. sightings: None for a
+        run that is always the first."""
         self._settings = settings
         self._node = node
         self._link = link
@@ -122,7 +125,9 @@ class Supervisor:
         self._receipts: tuple[SignedReceipt, ...] = ()
         self._probes: dict[str, Device] = {}
         self._open: _Open | None = None
-        self._sight: partition.Sight = partition.CutOff(clock.now())
+        self._sightings = sightings or _FirstRun()
+        heard = self._sightings.heard()
+        self._sight: partition.Sight = partition.CutOff(clock.now() if heard is None else heard)
         self._events: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
         self._epoch_wall = Seconds(clock.wall() - clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,7 +140,7 @@ class Supervisor:
         self._unprobed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._gauges = Gauges(drivers, workers, front, log, self._tell, self._changed.set)
+        self._gauges = Gauges(drivers, workers, front, log, self.tell, self._changed.set)
         self._replicas = Replicas(
             limits=settings.limits,
             poll_s=settings.poll_s,
@@ -145,7 +150,7 @@ class Supervisor:
             gauges=self._gauges,
             spawn=self._spawn,
             log=log,
-            tell=self._tell,
+            tell=self.tell,
             turned=self._phases_turned,
             unsettled=self._unreconciled.set,
         )
@@ -227,7 +232,7 @@ class Supervisor:
                 await self._journal.save(offered)
             except ShoalError as error:
                 if offered is not refused:
-                    self._tell(error.code, "desired set", str(error))
+                    self.tell(error.code, "desired set", str(error))
                 refused = offered
                 await self._clock.sleep(Seconds(self._settings.retry_s))
                 continue
@@ -348,7 +353,7 @@ class Supervisor:
         except ShoalError:
             await link.session.close()  # the receiving side notices and calls again
 
-    def _tell(self, code: str, subject: str, message: str) -> None:
+    def tell(self, code: str, subject: str, message: str) -> None:
         """To the log now, to the region's events when there is a link. A repeated one is not queued twice."""
         self._log("event", error=True, code=code, subject=subject, message=message)
         if not any((event.code, event.subject) == (code, subject) for event in self._events):
@@ -384,6 +389,7 @@ class Supervisor:
         self._log("link_down", code=ended.refusal.code, found=ended.refusal.found, remedy=ended.refusal.remedy)
         if isinstance(self._sight, partition.Linked):
             self._sight = partition.CutOff(self._clock.now())
+            self._sightings.cut_off()
             self._unreconciled.set()
 
     async def _converse(self, session: Session, hello: Hello) -> Refused:
@@ -395,9 +401,10 @@ class Supervisor:
             return Refused(refusal, fatal=False)
         skew = sessions.skewed(link.welcome, self._clock.wall())
         if skew is not None:
-            self._tell(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
+            self.tell(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
         self._log("link_up", epoch=link.welcome.epoch, history=link.welcome.history)
         self._open, self._sight = link, partition.Linked()
+        self._sightings.linked(link.welcome.coordinator_time)
         self._changed.set()
         self._unreconciled.set()
         try:
@@ -436,7 +443,7 @@ class Supervisor:
             case sessions.Held():
                 pass
             case Refusal() as refusal:
-                self._tell(refusal.code, "desired set", str(refusal))
+                self.tell(refusal.code, "desired set", str(refusal))
 
     # receipts and the cache
 
@@ -455,7 +462,7 @@ class Supervisor:
                 self._receipts = receipts.with_new(self._receipts, signed)
                 await self._journal.save_receipts(self._receipts)
             except ShoalError as error:
-                self._tell(error.code, name, f"no capability receipt: {error}")
+                self.tell(error.code, name, f"no capability receipt: {error}")
                 self._probes[name] = device
                 await self._clock.sleep(delay(name, attempts.get(name, 0), base_s=5.0, cap_s=300.0))
                 attempts[name] = attempts.get(name, 0) + 1
@@ -490,6 +497,19 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class _FirstRun:
+    """Sightings of a node without a past."""
+
+    def heard(self) -> None:
+        return None
+
+    def linked(self, coordinator_time: Wall) -> None:
+        pass
+
+    def cut_off(self) -> None:
+        pass
 
 
 async def _wait(event: asyncio.Event, seconds: float | None) -> None:
