@@ -7,11 +7,13 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from harness.crafted import relu
+from harness.disk import compile_disk, slow_disk, slowed
 from harness.netns import Network, network
 from harness.stack import PATIENCE_S, Stack
 from harness.wait import wait_until
@@ -28,9 +30,11 @@ TESTS = Path(__file__).parents[1]
 class ApartControl(Control):
     """`shoal dev up`, but every member has an address of its own."""
 
-    def __init__(self, folder: Path, contexts: Contexts, net: Network) -> None:
+    def __init__(self, folder: Path, contexts: Contexts, net: Network, before: Sequence[str]) -> None:
+        """before: what every program's command line begins with."""
         super().__init__(folder, contexts)
         self._net = net
+        self._before = before
 
     def _stack(self, region: str, agents: int) -> layout.Stack:
         stack = super()._stack(region, agents)
@@ -43,7 +47,7 @@ class ApartControl(Control):
 
     def _keeper(self) -> list[str]:
         stack = layout.load(self.folder)
-        inside = {member.name: self._net.inside(member.name) for member in stack.members}
+        inside = {member.name: (*self._net.inside(member.name), *self._before) for member in stack.members}
         command = [sys.executable, "-m", "harness.apart", str(self.folder), json.dumps(inside)]
         return ["env", f"PYTHONPATH={TESTS}", *command]
 
@@ -54,7 +58,13 @@ class ApartStack(Stack):
     def __init__(self, folder: Path, net: Network) -> None:
         super().__init__(folder)
         self.net = net
-        self.control = ApartControl(folder / "dev", self.contexts, net)
+        self._slow = folder / "slow"
+        before = slow_disk(compile_disk(folder), folder / "dev", self._slow)
+        self.control = ApartControl(folder / "dev", self.contexts, net, before)
+
+    def slow_disks(self, *, flush_s: float, write_s: float) -> AbstractContextManager[None]:
+        """Of all machines."""
+        return slowed(self._slow, flush_s=flush_s, write_s=write_s)
 
     def liveness(self, node: str) -> str:
         with self.api() as api:

@@ -34,6 +34,24 @@ def compile_disk(folder: Path) -> Path:
     return library
 
 
+def slow_disk(library: Path, root: Path, told: Path) -> tuple[str, ...]:
+    """What a command line begins with, for a program whose disk beneath `root` is slow while `told` says how."""
+    given = {"LD_PRELOAD": library, "SHOAL_DISK_ROOT": root, "SHOAL_DISK_SLOW": told}
+    return ("env", *(f"{name}={value}" for name, value in given.items()))
+
+
+@contextmanager
+def slowed(told: Path, *, flush_s: float, write_s: float) -> Iterator[None]:
+    """Every flush and every write takes so much longer, in all programs that were started by `slow_disk`."""
+    beside = told.with_suffix(".new")
+    beside.write_text(f"{flush_s * 1e3:.0f} {write_s * 1e6:.0f}")
+    beside.replace(told)
+    try:
+        yield
+    finally:
+        told.unlink()
+
+
 def environment(library: Path, root: Path, trace: Path | None = None) -> dict[str, str]:
     """Of a process whose files beneath `root` are watched. root: an absolute path without links."""
     watched = {**os.environ, "LD_PRELOAD": str(library), "SHOAL_DISK_ROOT": str(root)}

@@ -69,11 +69,13 @@ class Network:
         self._drop(name, match)
         return name
 
-    def cut_off(self, machine: str) -> tuple[str, str]:
-        """Both ways."""
-        name = f"cut{next(self._marks)}"
-        self._drop(name, ["ip", "daddr", self.address(machine)])
-        return self.cut(machine), name
+    def cut_off(self, machine: str, *, but: str = "") -> tuple[str, str]:
+        """Both ways, from everybody but that one."""
+        names = f"cut{next(self._marks)}", f"cut{next(self._marks)}"
+        for name, (near, far) in zip(names, (("saddr", "daddr"), ("daddr", "saddr")), strict=True):
+            others = ["ip", far, "!=", self.address(but)] if but else []
+            self._drop(name, ["ip", near, self.address(machine), *others])
+        return names
 
     def lose(self, machine: str, share: float) -> tuple[str, str]:
         """That share of its packets vanishes, each way, by chance."""

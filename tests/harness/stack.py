@@ -275,6 +275,15 @@ class Load:
             for done in list(history.done)
         )
 
+    def latencies(self, since: float) -> list[float]:
+        """Seconds, of every answer to a request that was sent after `since`."""
+        return [
+            done.end - done.start
+            for history in self.histories
+            for done in list(history.done)
+            if done.outcome is Outcome.OK and done.start >= since
+        ]
+
     def wait_for(self, count: int, *, after_s: float = 0.0) -> None:
         """Until `count` more requests, sent from `after_s` from now on, were answered."""
         since = self.now() + after_s
