@@ -24,6 +24,11 @@ class Files:
     key: Path
     authority: Path
 
+    @property
+    def ca(self) -> Path:
+        """As wire.handshake.PemFiles calls it."""
+        return self.authority
+
     def read(self) -> tuple[bytes, bytes, bytes]:
         return self.certificate.read_bytes(), self.key.read_bytes(), self.authority.read_bytes()
 
