@@ -27,8 +27,10 @@ from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.blobs.inspect import ChildInspector
 from shoal.coordinator.broker import config as mosquitto
 from shoal.coordinator.clock import SystemClock, SystemIds
-from shoal.coordinator.controllers.enrolment import Enrolment
+from shoal.coordinator.controllers.enrolment import LIFETIME_S, Enrolment
+from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region, RegionConfig
+from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.controllers.truth import KEY as REGION_KEY
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity, first_operator
@@ -36,16 +38,17 @@ from shoal.coordinator.link.grpc import GrpcLinks
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.units import Bytes
+from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire import logs
-from shoal.wire.identity import check_name
+from shoal.wire.identity import NODES, check_name
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, server_options
 from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
 STOP_S: Final = 2.0
 """Calls that run when a stop is asked for may end within this time."""
+REFRESH_S: Final = 3600.0
 
 ROLES: Final = ("region", "federation")
 
@@ -75,6 +78,7 @@ class Config:
     advertise: str
     store: str
     backup_every_s: float
+    node_lifetime_s: float
     seed: int
     log_level: str
 
@@ -152,26 +156,47 @@ async def _run(config: Config) -> None:
         )
         await region.start()
         links.bind(region.fleet)
-        enrolment = Enrolment(config.region, store, authority, region.events, clock, ids, meter)
+        lifetimes = {**LIFETIME_S, **dict.fromkeys(NODES, Seconds(config.node_lifetime_s))}
+        enrolment = Enrolment(config.region, store, authority, region.events, clock, ids, meter, lifetimes=lifetimes)
         hosts = tuple(dict.fromkeys((config.advertise, *_dialled(config.link, config.enrol))))
         identity = ServerIdentity(authority, config.data_dir / "server", hosts, clock)
         operator_dir = config.data_dir / "operator"
         first_operator(authority, operator_dir, clock.wall())
 
+        def turned() -> None:
+            identity.refresh()
+            first_operator(authority, operator_dir, clock.wall())
+
+        members = Members(region, store, authority, clock, ended=lambda serials: guard.end(serials), turned=turned)
+        await members.start()
+        renewal = Renewal(
+            config.region, store, authority, region.events, clock, ids, meter, members.forbids, lifetimes=lifetimes
+        )
         audit = AuditTrail(region.events, meter)
-        guard = Authorisation(config.region, clock, meter, audit)
+        guard = Authorisation(config.region, clock, meter, audit, members.check)
         api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
         link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
         artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorService(region, enrolment, store, clock, audit), api)
+        operators = OperatorService(
+            region, enrolment, members, store, clock, audit, lambda: str(Address(config.advertise, enrol.port))
+        )
+        operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
         link = _listen(api, config.link, identity.credentials(client_certificates=True))
         enrol_server = grpc.aio.server(options=server_options(ENROL_BYTES))
-        service = EnrolmentService(config.region, enrolment, lambda: str(Address(config.advertise, link.port)))
+        service = EnrolmentService(
+            config.region,
+            enrolment,
+            renewal,
+            lambda: str(Address(config.advertise, link.port)),
+            lambda: str(Address(config.advertise, enrol.port)),
+        )
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
         enrol = _listen(enrol_server, config.enrol, identity.credentials(client_certificates=False))
         meter.observe(lambda: _gauges(region, links))
         folder = identity.folder
-        scraped = Guard(config.region, folder / "cert.pem", folder / "key.pem", folder / "ca.pem", clock.wall)
+        scraped = Guard(
+            config.region, folder / "cert.pem", folder / "key.pem", folder / "ca.pem", clock.wall, members.check
+        )
         metrics = _serve_metrics(meter, config.metrics, scraped)
 
         await api.start()
@@ -195,6 +220,8 @@ async def _run(config: Config) -> None:
         tasks = [
             asyncio.create_task(_keep_running(region)),
             asyncio.create_task(_back_up(store, config.backup_every_s)),
+            asyncio.create_task(members.run()),
+            asyncio.create_task(_refresh(turned)),
         ]
         await stopping.wait()
         log.info("stopping")
@@ -218,6 +245,13 @@ async def _keep_running(region: Region) -> None:
         except Exception:
             log.exception("a step failed unforeseen; it is tried again")
             await asyncio.sleep(1.0)
+
+
+async def _refresh(due: Callable[[], None]) -> None:
+    """The certificates that this machine makes for itself, before their time is over."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        due()
 
 
 async def _back_up(store: Any, every_s: float) -> None:
@@ -304,6 +338,7 @@ def _config(options: argparse.Namespace) -> Config:
         advertise=options.advertise or ("127.0.0.1" if _is_any(link.host) else link.host),
         store=options.store,
         backup_every_s=options.backup_every,
+        node_lifetime_s=options.node_lifetime,
         seed=options.seed,
         log_level=options.log_level,
     )
@@ -374,6 +409,12 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_seconds,
         default=default("BACKUP_EVERY", "60"),
         help="seconds between copies of the store",
+    )
+    run.add_argument(
+        "--node-lifetime",
+        type=_seconds,
+        default=default("NODE_LIFETIME", "86400"),
+        help="seconds that a node's certificate is good for; it renews at two thirds",
     )
     run.add_argument("--seed", type=int, default=default("SEED", "0"), help="of choices that placement leaves open")
     run.add_argument(

@@ -4,9 +4,11 @@ A certificate of Shoal carries exactly one URI subject alternative name, `shoal:
 for MQTT brokers, and ignored everywhere else. Servers also carry DNS and IP names, for ordinary TLS clients.
 """
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 from cryptography import x509
 
@@ -143,6 +145,16 @@ def identity_of_context(context: GrpcContext) -> Identity:
             "connect with the files of your context",
         )
     return identity_of_pem(pems[0])
+
+
+def peer_ip(peer: str) -> str:
+    """gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` -> the address; empty where there is none."""
+    _, _, rest = unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return ""
 
 
 def check_validity(identity: Identity, wall: Wall, *, allowance_s: float = 0.0) -> Refusal | None:

@@ -14,7 +14,7 @@ from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.identity import check_validity, identity_of_der, require
@@ -30,13 +30,17 @@ Page = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """certificate, key, ca: PEM files of the server, read again for each connection, since they are renewed."""
+    """certificate, key, ca: PEM files of the server, read again for each connection, since they are renewed.
+
+    revoked: why a certificate of this serial is refused, if it is.
+    """
 
     region: str
     certificate: Path
     key: Path
     ca: Path
     wall: Callable[[], Wall]
+    revoked: Callable[[str], Refusal | None] = lambda serial: None
 
     def context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -50,6 +54,8 @@ class Guard:
         """Raises ShoalError(CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
         identity = identity_of_der(der)
         if (refusal := check_validity(identity, self.wall())) is not None:
+            raise ShoalError(refusal)
+        if (refusal := self.revoked(identity.serial)) is not None:
             raise ShoalError(refusal)
         require(identity, region=self.region, roles=READERS)
 

@@ -5,6 +5,7 @@ new generations, the reconciler's memory, the events) in one transaction, and on
 repaired: a session is sent its set when it opens, and again when the node says that it holds another.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -31,9 +32,10 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Snapshot
 from shoal.coordinator.core.workloads.model import Content, Happened, Memory, Wait, World
+from shoal.coordinator.core.workloads.trouble import cleared, poisoned
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem, node_price
-from shoal.types.assignment import Credential, DesiredSet
+from shoal.types.assignment import Credential, DesiredSet, Trust
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
@@ -90,6 +92,7 @@ class WorkloadsController:
         self.signatures = Signatures()
         self.desired: dict[str, DesiredSet] = {}
         self.credentials: tuple[Credential, ...] = ()
+        self.trust: Trust | None = None
         self.waits: tuple[Wait, ...] = ()
         self.plan_now: Plan | None = None
         """Of the last step."""
@@ -108,6 +111,8 @@ class WorkloadsController:
         self._sent_at: dict[str, Elapsed] = {}
         self._written_at: dict[str, Elapsed] = {}
         self._plans: dict[str, tuple[str, ...]] = {}
+        self._stepping = asyncio.Lock()
+        """Held while what is remembered is computed and written."""
 
     async def start(self) -> None:
         documents = {}
@@ -137,6 +142,12 @@ class WorkloadsController:
         self.credentials = tuple(found)
         self._changed()
 
+    def adopt_trust(self, trust: Trust) -> None:
+        """Whom every node shall believe, from the next step on."""
+        if trust != self.trust:
+            self.trust = trust
+            self._changed()
+
     def plan(self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str) -> Planned:
         """What applying would do; changes nothing. No texts: what would change now."""
         proposal = propose(self.catalog, texts, digests, region=self._region, actor=actor, wall=self._clock.wall())
@@ -162,8 +173,34 @@ class WorkloadsController:
             self.adopt(left)
             return revision
 
+    async def clear(self, name: str, actor: str) -> tuple[str, ...]:
+        """Lets a poisoned model (by name or digest) be tried again; says where.
+
+        Raises ShoalError(MODEL_UNKNOWN | STORE_FULL | STORE_UNAVAILABLE)."""
+        digest = self.catalog.digest_of(name)
+        if digest is None:
+            raise refuse(Code.MODEL_UNKNOWN, f"model {name!r:.80}", "a pushed model", "see `shoal model ls`")
+        async with self._stepping:
+            held = tuple(
+                " on ".join((each.model, f"{each.provider} {each.runtime_version}"))
+                for each in sorted(poisoned(self._memory.crashes))
+                if each.model == digest
+            )
+            if not held:
+                return ()
+            memory = replace(self._memory, crashes=cleared(self._memory.crashes, digest))
+            puts = {MEMORY: records.dump(StoredMemory(self._clock.now(), memory))}
+            await self._truth.commit(puts, events=[Event("MODEL_CLEARED", digest, "; ".join(held), actor)])
+            self._memory = self._saved = memory
+        self._changed()
+        return held
+
     async def step(self) -> None:
         """Raises ShoalError when the store takes nothing: nothing was sent then, and the next step tries again."""
+        async with self._stepping:
+            await self._step()
+
+    async def _step(self) -> None:
         wall = self._clock.wall()
         decision = decide(self._world(self.catalog), self._clock.now(), wall)
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
@@ -290,6 +327,7 @@ class WorkloadsController:
             content.pins,
             credentials,
             content.heartbeat_s,
+            self.trust,
         )
 
     def _is(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> bool:
@@ -298,6 +336,7 @@ class WorkloadsController:
             (known.assignments, known.routes, known.pins, known.heartbeat_s, known.credentials)
             == (content.assignments, content.routes, content.pins, content.heartbeat_s, credentials)
             and known.version.history == self._truth.history
+            and known.trust == self.trust
         )
 
     def _to_send(self, changed: frozenset[str]) -> list[str]:

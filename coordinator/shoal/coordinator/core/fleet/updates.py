@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.checks import check_observed, check_reading, check_receipt, check_status
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Twins
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Reading
@@ -40,6 +40,7 @@ def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) ->
     return fleet.put(
         replace(
             _heard(known, now, wall), node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts,
+            revoked=False,
             readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
         )
     )  # fmt: skip
@@ -78,6 +79,8 @@ def status_received(
         ingress=status.ingress if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,
         reported=known.reported or status.full,
+        serial=status.serial or known.serial,
+        roots=status.roots or known.roots,
     )
     return fleet.put(state), refusals
 
@@ -115,6 +118,27 @@ def cordoned(fleet: Fleet, node: str, is_cordoned: bool) -> Fleet:
     """Nothing new is placed on a cordoned node; what runs there goes on."""
     known = fleet.nodes.get(node)
     return fleet if known is None else fleet.put(replace(known, cordoned=is_cordoned))
+
+
+def revoked(fleet: Fleet, node: str, epoch: int) -> Fleet:
+    """Its certificates are refused from now on: lost at once, whatever it says, and its session is over."""
+    known = fleet.nodes.get(node)
+    if known is None:
+        return fleet
+    lost = replace(known, revoked=True, connected=False, epoch=epoch, liveness=Liveness.LOST, twins=None)
+    return fleet.put(lost)
+
+
+def marked(fleet: Fleet, node: str, twins: Twins | None) -> Fleet:
+    """Two agents showed its identity; None: an operator settled that."""
+    known = fleet.nodes.get(node)
+    return fleet if known is None else fleet.put(replace(known, twins=twins))
+
+
+def released(fleet: Fleet, node: str) -> Fleet:
+    """An operator looked at it: what it reported is forgiven, and what it reports next is judged anew."""
+    known = fleet.nodes.get(node)
+    return fleet if known is None else fleet.put(replace(known, strikes=0, quarantined=False, refusal=None))
 
 
 def forgotten(fleet: Fleet, node: str) -> Fleet:

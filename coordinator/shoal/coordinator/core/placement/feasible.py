@@ -230,6 +230,9 @@ class Scope:
         """Why nothing new may be placed on this node."""
         state = option.state
         name = state.name
+        if state.revoked:
+            refusal = Refusal(Code.CERT_REVOKED, f"{name} was revoked", "a member of the region")
+            return Fault(Order.NODE, refusal, physical(f"join {name} again with a new token"))
         if state.cordoned:
             refusal = Refusal(Code.NODE_CORDONED, f"{name} is cordoned", "a node that takes new work")
             return Fault(Order.NODE, refusal, physical(f"shoal uncordon {name}"))
