@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Clock
@@ -54,12 +56,18 @@ class ServerIdentity:
 
     def _material(self) -> tuple[bytes, bytes, bytes]:
         """(key, chain, roots) as PEM."""
-        if self._is_due():
-            self._current = self._renewed()
-        return self._current.key_pem, self._current.certificate_pem + self._current.ca_pem, self._current.ca_pem
+        self.refresh()
+        return self._current.key_pem, self._chain(), self._current.ca_pem
 
-    def _is_due(self) -> bool:
-        return _is_due(self._current.certificate_pem, self._clock.wall())
+    def refresh(self) -> None:
+        """Makes it anew when its time nears its end, or when another CA issues or is trusted."""
+        due = _is_due(self._current.certificate_pem, self._clock.wall())
+        if due or self._current.ca_pem != self._authority.ca_pem:
+            self._current = self._renewed()
+
+    def _chain(self) -> bytes:
+        own = x509.load_pem_x509_certificate(self._current.certificate_pem)
+        return own.public_bytes(serialization.Encoding.PEM) + self._authority.chain_pem
 
     def _renewed(self) -> Enrolled:
         enrolled = self._authority.enrol_self(
