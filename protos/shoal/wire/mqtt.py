@@ -12,6 +12,7 @@ import aiomqtt
 from aiomqtt.exceptions import MqttConnectError
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from shoal.types.codes import Code, ShoalError, refuse
@@ -102,7 +103,7 @@ async def subscribe(client: aiomqtt.Client, topics: Iterable[str], *, retained: 
     options = SubscribeOptions(qos=1, retainAsPublished=True, retainHandling=handling)
     granted = await client.subscribe([(name, options) for name in names])
     for name, reason in zip(names, granted, strict=True):
-        value = reason if isinstance(reason, int) else reason.value
+        value = reason.value if isinstance(reason, ReasonCode) else reason
         if value >= _FAILED:
             raise refuse(
                 Code.TOPIC_DENIED, f"{name}: {reason}", "a broker that lets it be read", "look at the broker's rights"
@@ -115,7 +116,7 @@ async def publish(client: aiomqtt.Client, topic: str, payload: bytes, *, retain:
 
 
 def expiring() -> Properties:
-    found = Properties(PacketTypes.PUBLISH)
+    found = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     found.MessageExpiryInterval = EXPIRY_S
     return found
 
@@ -146,7 +147,7 @@ def _abandon(client: aiomqtt.Client, opened: "asyncio.Future[aiomqtt.Client]") -
 
 
 def _session() -> Properties:
-    found = Properties(PacketTypes.CONNECT)
+    found = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     found.SessionExpiryInterval = 0
     found.MaximumPacketSize = PACKET_BYTES
     found.ReceiveMaximum = RECEIVE_MOST

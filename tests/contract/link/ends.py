@@ -247,8 +247,8 @@ class Ends:
         if isinstance(self.carrier, MqttCarrier):
             self.carrier.broker.kill()
 
-    def files(self, name: str = NODE, role: Role = Role.AGENT, **more: float) -> Files:
-        issued = self.authority.issue(role, name, **more)
+    def files(self, name: str = NODE, role: Role = Role.AGENT, *, valid_s: float = 3600.0) -> Files:
+        issued = self.authority.issue(role, name, valid_s=valid_s)
         return identity_files(self.folder / issued.certificate.stem, issued)
 
     def hello(self, name: str = NODE, holds: Version | None = None) -> Hello:

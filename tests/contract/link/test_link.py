@@ -20,7 +20,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource, Role
 from shoal.types.link import NodeEvent, NodeEvents, ProbeNow, Receipts, Refused
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
-from shoal.types.units import Bytes, Seconds, Wall, Watts
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
 from shoal.v1 import link_pb2
 from shoal.wire import nouns
 
@@ -205,7 +205,7 @@ async def test_a_newer_session_takes_the_place_of_a_silent_one(ends: Ends) -> No
     files = ends.files()
     session = await ends.connect(files=files)
     fleet = ends.region.fleet.fleet
-    silent = replace(fleet.nodes[NODE], heard_at=fleet.nodes[NODE].heard_at - 60.0)
+    silent = replace(fleet.nodes[NODE], heard_at=Elapsed(fleet.nodes[NODE].heard_at - 60.0))
     ends.region.fleet.fleet = fleet.put(silent)
     again = await ends.connect(files=files)
     assert again.welcome.epoch == session.welcome.epoch + 1

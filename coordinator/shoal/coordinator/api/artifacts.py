@@ -14,7 +14,7 @@ from shoal.types.device import Role
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
-from shoal.wire.identity import identity_of_context
+from shoal.wire.identity import NODES, Identity, identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
 Chunks = AsyncIterator[artifacts_pb2.PushChunk]
@@ -26,8 +26,7 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         self._audit = audit
 
     async def Fetch(self, request: artifacts_pb2.FetchRequest, context: Any) -> AsyncIterator[artifacts_pb2.FetchChunk]:
-        identity = identity_of_context(context)
-        if identity.role is not Role.OPERATOR and request.digest not in self._wanted_by(identity.name):
+        if not may_fetch(self._region, identity_of_context(context), request.digest):
             raise ShoalError(unknown_model(request.digest))
         size, chunks = await self._region.models.fetch(request.digest, request.offset)
         yield artifacts_pb2.FetchChunk(size=size)
@@ -74,12 +73,15 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
     def _view(self, model: ModelRecord, name: str | None = None) -> artifacts_pb2.Model:
         return model_view(self._region.workloads.catalog, model, self._region.config.name, name)
 
-    def _wanted_by(self, node: str) -> frozenset[str]:
-        """A node may fetch what it was asked to run or keep, and nothing else."""
-        desired = self._region.workloads.desired.get(node)
-        if desired is None:
-            return frozenset()
-        return frozenset({*desired.pins, *(assignment.model for assignment in desired.assignments)})
+
+def may_fetch(region: Region, caller: Identity, digest: str) -> bool:
+    """An operator may fetch any model, a node what it was asked to run or keep, and nothing else."""
+    if caller.role is Role.OPERATOR:
+        return True
+    desired = region.workloads.desired.get(caller.name)
+    if desired is None or caller.role not in NODES:
+        return False
+    return digest in desired.pins or any(digest == each.model for each in desired.assignments)
 
 
 async def _head(chunks: Chunks) -> artifacts_pb2.PushHead:

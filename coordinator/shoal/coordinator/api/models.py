@@ -15,9 +15,10 @@ import structlog
 from aiohttp import web
 
 from shoal.coordinator.api.artifacts import may_fetch
+from shoal.coordinator.controllers.models import unknown_model
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.ports import Meter
-from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import Identity, identity_of_der
 from shoal.wire.status import http_status
@@ -113,5 +114,5 @@ def _offset(header: str) -> int:
         return 0
     match = _RANGE.fullmatch(header)
     if match is None:
-        raise ShoalError(Refusal(Code.INVALID_ARGUMENT, f"Range {header!r:.60}", "bytes=N-", "ask for all that is left"))
+        raise refuse(Code.INVALID_ARGUMENT, f"Range {header!r:.60}", "bytes=N-", "ask for all that is left")
     return int(match[1])
