@@ -26,6 +26,7 @@ from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.blobs.inspect import ChildInspector
 from shoal.coordinator.broker import config as mosquitto
+from shoal.coordinator.broker.control import BrokerControl
 from shoal.coordinator.clock import SystemClock, SystemIds
 from shoal.coordinator.controllers.enrolment import LIFETIME_S, Enrolment
 from shoal.coordinator.controllers.members import Members
@@ -68,13 +69,16 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Flags, else SHOAL_* variables, else defaults. advertise: the host that agents and operators dial."""
+    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one.
+
+    advertise: the host that agents and operators dial."""
 
     region: str
     data_dir: Path
     link: Address
     enrol: Address
     metrics: Address
+    mqtt: Address | None
     advertise: str
     store: str
     backup_every_s: float
@@ -157,9 +161,13 @@ async def _run(config: Config) -> None:
         await region.start()
         links.bind(region.fleet)
         lifetimes = {**LIFETIME_S, **dict.fromkeys(NODES, Seconds(config.node_lifetime_s))}
-        enrolment = Enrolment(config.region, store, authority, region.events, clock, ids, meter, lifetimes=lifetimes)
         hosts = tuple(dict.fromkeys((config.advertise, *_dialled(config.link, config.enrol))))
         identity = ServerIdentity(authority, config.data_dir / "server", hosts, clock)
+        mqtt = str(config.mqtt) if config.mqtt else ""
+        broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter) if mqtt else None
+        enrolment = Enrolment(
+            config.region, store, authority, region.events, clock, ids, meter, broker=broker, lifetimes=lifetimes
+        )
         operator_dir = config.data_dir / "operator"
         first_operator(authority, operator_dir, clock.wall())
 
@@ -167,8 +175,13 @@ async def _run(config: Config) -> None:
             identity.refresh()
             first_operator(authority, operator_dir, clock.wall())
 
-        members = Members(region, store, authority, clock, ended=lambda serials: guard.end(serials), turned=turned)
+        members = Members(
+            region, store, authority, clock, broker=broker, ended=lambda serials: guard.end(serials), turned=turned
+        )
         await members.start()
+        if broker is not None:
+            for node in await enrolment.nodes():
+                await broker.admit(node)
         renewal = Renewal(
             config.region, store, authority, region.events, clock, ids, meter, members.forbids, lifetimes=lifetimes
         )
@@ -223,6 +236,8 @@ async def _run(config: Config) -> None:
             asyncio.create_task(members.run()),
             asyncio.create_task(_refresh(turned)),
         ]
+        if broker is not None:
+            tasks.append(asyncio.create_task(broker.run()))
         await stopping.wait()
         log.info("stopping")
         region.stop()
@@ -335,6 +350,7 @@ def _config(options: argparse.Namespace) -> Config:
         link=link,
         enrol=_address(options.enrol),
         metrics=_address(options.metrics),
+        mqtt=_address(options.mqtt) if options.mqtt else None,
         advertise=options.advertise or ("127.0.0.1" if _is_any(link.host) else link.host),
         store=options.store,
         backup_every_s=options.backup_every,
@@ -402,6 +418,9 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     run.add_argument("--link", default=default("LINK", "127.0.0.1:7443"), help="agents and operators, mTLS")
     run.add_argument("--enrol", default=default("ENROL", "127.0.0.1:7444"), help="join tokens, server TLS only")
     run.add_argument("--metrics", default=default("METRICS", "127.0.0.1:7445"), help="Prometheus, mTLS")
+    run.add_argument(
+        "--mqtt", default=default("MQTT", ""), help="HOST:PORT of the region's broker, from `broker-config`"
+    )
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
     run.add_argument("--store", default=default("STORE", "sqlite"))
     run.add_argument(

@@ -42,6 +42,7 @@ _START: Final = """#!/bin/sh
 set -eu
 cd "$(dirname "$0")"
 umask 077
+PATH=$PATH:/usr/local/sbin:/usr/sbin
 rights=dynamic-security.json
 count() {{ tr -cd "$1" < $rights | wc -c; }}
 if ! grep -aqs '"{coordinator}"' $rights || [ "$(count '{{')" != "$(count '}}')" ]; then

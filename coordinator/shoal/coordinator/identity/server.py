@@ -35,6 +35,19 @@ class ServerIdentity:
         """Holds cert.pem, key.pem and ca.pem of the newest certificate."""
         return self._folder
 
+    @property
+    def certificate(self) -> Path:
+        """This, `key` and `ca`: wire.handshake.PemFiles."""
+        return self._folder / "cert.pem"
+
+    @property
+    def key(self) -> Path:
+        return self._folder / "key.pem"
+
+    @property
+    def ca(self) -> Path:
+        return self._folder / "ca.pem"
+
     def credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
         """The chain carries the CA, so that a joiner can pin it before it trusts anything."""
         material = self._material()
