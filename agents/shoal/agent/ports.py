@@ -131,6 +131,12 @@ class Journal(Protocol):
 class Cache(Protocol):
     """Model bytes by digest, with a quota; pinned digests stay."""
 
+    async def admit(self, asked: Assignment) -> None:
+        """Judges the publisher's signature, where the assignment or this device asks for one, before anything is loaded.
+
+        Raises ShoalError(SIGNATURE_REQUIRED | SIGNATURE_INVALID | MODEL_ROLLBACK | DISK_FULL)."""
+        ...
+
     async def ensure(self, digest: str, size: Bytes) -> str:
         """Path of verified bytes, fetched (resumably) when absent.
 

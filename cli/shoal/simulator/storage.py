@@ -14,7 +14,7 @@ from shoal.simulator.chance import Chance
 from shoal.simulator.disk import Disk
 from shoal.simulator.network import COORDINATOR, Network, short
 from shoal.simulator.world import Process, World
-from shoal.types.assignment import DesiredSet
+from shoal.types.assignment import Assignment, DesiredSet
 from shoal.types.codes import Code, refuse
 from shoal.types.link import Receipts
 from shoal.types.profile import ModelProfile
@@ -253,6 +253,9 @@ class Cache:
         self._disk = disk
         self._held = held
         self._chance = chance
+
+    async def admit(self, asked: Assignment) -> None:
+        """Nobody signs models here."""
 
     async def ensure(self, digest: str, size: Bytes) -> str:
         self._process.gate("ensure")

@@ -26,7 +26,7 @@ def test_a_key_is_the_same_as_pem_and_on_one_line(curve: type[ec.EllipticCurve] 
 
 
 RSA = rsa.generate_private_key(65537, 2048).public_key()
-WRONG = {
+WRONG: dict[str, str | ec.EllipticCurvePublicKey | rsa.RSAPublicKey] = {
     "empty": "",
     "no base64": "not a key!",
     "cut": ED25519.key.key[:-8],

@@ -28,7 +28,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named."""
+    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named.
+
+    publisher_keys: folder of the device's own keys, None for none.
+    """
 
     role: Role
     state_dir: Path
@@ -44,6 +47,7 @@ class Config:
     cpu: bool
     time_scale: float
     cache_quota: Bytes
+    publisher_keys: Path | None = None
 
     def __post_init__(self) -> None:
         hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
@@ -98,6 +102,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _option(run, "--time-scale", type=_scale, default="1", help="emulated devices answer so many times slower")
     _option(run, "--cache-quota", type=_size, default="4GiB", help="for model bytes on disk")
+    _option(
+        run,
+        "--publisher-keys",
+        type=_folder,
+        metavar="DIR",
+        help="public keys, NAME.pem each: load no model that none of them signed, whatever the region asks",
+    )
 
     for each in (join, run):
         each.add_argument(
@@ -181,4 +192,5 @@ def config(parsed: argparse.Namespace) -> Config:
         cpu=not parsed.no_cpu,
         time_scale=parsed.time_scale,
         cache_quota=parsed.cache_quota,
+        publisher_keys=parsed.publisher_keys,
     )

@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version
 
 from shoal.agent.cache.directory import DirectoryCache
+from shoal.agent.cache.publishers import Publishers, load_keys
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
@@ -74,6 +75,8 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
     guard = Guard(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(str(config.metrics), lambda: supervisor.snapshot, guard)
     models = GrpcModels(files, coordinator)
+    own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
+    publishers = Publishers(config.state_dir / "publishers.json", own_keys, log)
     options = DriverOptions(emulate=config.emulate, time_scale=config.time_scale)
     node = _node(config, member, identity, listening, metrics_port)
     supervisor = Supervisor(
@@ -84,7 +87,7 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         workers=workers,
         front=front,
         journal=journal,
-        cache=DirectoryCache(cache, models.fetch, log, quota=config.cache_quota),
+        cache=DirectoryCache(cache, models.fetch, publishers, log, quota=config.cache_quota),
         signer=KeySigner(files.key.read_bytes(), region=identity.region, node=identity.name),
         clock=clock,
         nonce=lambda: secrets.token_hex(16),

@@ -211,6 +211,7 @@ class Replicas:
     async def _fetch(self, replica: _Replica) -> None:
         asked = replica.state.asked
         try:
+            await self._cache.admit(asked)
             path = await self._cache.ensure(asked.model, asked.model_bytes)
         except ShoalError as error:
             self._apply(replica.name, machine.FetchFailed(error.refusal))
