@@ -36,11 +36,19 @@ PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, idle=False)
 HANDSHAKE_S: Final = 10.0
 """Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
 
+LINK_CONNECTIONS: Final = 10_000
+"""At a coordinator: of agents, operators and whoever tries."""
+ENROL_CONNECTIONS: Final = 1024
+DATA_CONNECTIONS: Final = 4096
+"""At each gRPC port of a front."""
+
 Options = tuple[tuple[str, int | str], ...]
 
 
-def server_options(max_bytes: int) -> Options:
+def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS) -> Options:
+    """connections: at most, of one port; more are closed before TLS costs anything."""
     return (
+        ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.so_reuseport", 1),

@@ -6,10 +6,12 @@ Each connection has a thread of its own from its handshake on, so that one that 
 
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -21,8 +23,9 @@ from shoal.wire.identity import check_validity, identity_of_der, require
 
 READERS: Final = frozenset({Role.OPERATOR, Role.VIEWER, Role.COORDINATOR})
 MAX_CONNECTIONS: Final = 16
+MAX_CONNECTIONS_PER_ADDRESS: Final = 8
 TIMEOUT_S: Final = 10.0
-"""For the handshake, and for each read and write."""
+"""For one connection in all: handshake, request and answer."""
 
 Page = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
@@ -81,23 +84,39 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, page: Page, host: str, port: int, guard: Guard) -> None:
         self.address_family = AF_INET6 if ":" in host else AF_INET
         self._guard = guard
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._of_address: Counter[str] = Counter()
         super().__init__((host, port), _Handler)
         self.set_app(self._guarded(page))
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._room.acquire(blocking=False)
+        with self._lock:
+            full = self._of_address.total() >= MAX_CONNECTIONS
+            if full or self._of_address[client_address[0]] >= MAX_CONNECTIONS_PER_ADDRESS:
+                return False
+            self._of_address[client_address[0]] += 1
+            return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            with self._lock:
+                self._of_address[client_address[0]] -= 1
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(TIMEOUT_S)
-        with self._guard.context().wrap_socket(request, server_side=True) as secured:
-            super().finish_request(secured, client_address)
+        # a byte now and then would keep each read in its time
+        watched = request.dup()
+        end = threading.Timer(TIMEOUT_S, _hang_up, (watched,))
+        end.daemon = True
+        end.start()
+        try:
+            with self._guard.context().wrap_socket(request, server_side=True) as secured:
+                super().finish_request(secured, client_address)
+        finally:
+            end.cancel()
+            watched.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A handshake that failed, a scraper that left: theirs to see."""
@@ -112,3 +131,8 @@ class _Server(ThreadingMixIn, WSGIServer):
             return page(environ, start_response)
 
         return answer
+
+
+def _hang_up(connection: socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(SHUT_RDWR)

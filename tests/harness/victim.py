@@ -1,0 +1,128 @@
+"""A client that goes on working beside an attack, and what the attack cost: it, us and the attacker (I11).
+
+Figures are ratios within one run. They are recorded whole; tests assert generous margins only, since the machine of a
+test has other work.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.pki import Files
+
+CALM = 100
+"""Calls before the attack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toll:
+    """slower: the victim's median and 99th percentile, during the attack over before it. ours_s, theirs_s: CPU.
+    grown: bytes of our processes. failed: calls of the victim. attacker: what it said of itself."""
+
+    calls: int
+    failed: int
+    p50_ms: float
+    p99_ms: float
+    slower_p50: float
+    slower_p99: float
+    ours_s: float
+    theirs_s: float
+    grown: int
+    attacker: dict[str, Any]
+
+    def figures(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "victim_calls": self.calls,
+            "victim_failed": self.failed,
+            "p50_ms": round(self.p50_ms, 2),
+            "p99_ms": round(self.p99_ms, 2),
+            "slower_p50": round(self.slower_p50, 2),
+            "slower_p99": round(self.slower_p99, 2),
+            "cpu_ours_per_theirs": round(self.ours_s / max(self.theirs_s, 0.01), 2),
+            "grown_mib": self.grown // 2**20,
+        }
+
+
+async def beside(
+    ask: Callable[[], Awaitable[object]],
+    pids: Sequence[int],
+    kind: str,
+    address: str,
+    count: int,
+    *,
+    for_s: float,
+    files: Files | None = None,
+) -> Toll:
+    """Asks again and again while `harness.attacker` does `kind`, until that is done or `for_s` is over."""
+    loop = asyncio.get_running_loop()
+    ours = [psutil.Process(pid) for pid in pids]
+
+    async def once() -> float:
+        start = loop.time()
+        await ask()
+        return loop.time() - start
+
+    calm = sorted([await once() for _ in range(CALM)])
+    cpu, memory = _cpu(ours), _memory(ours)
+    command = ["-m", "harness.attacker", kind, address, str(count)]
+    if files is not None:
+        command += [str(files.certificate), str(files.key)]
+    attacker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        cwd=Path(__file__).parents[1],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert attacker.stdout is not None
+    assert json.loads(await attacker.stdout.readline())["event"] == "attacking"
+    ended = asyncio.create_task(attacker.stdout.readline())
+    taken: list[float] = []
+    failed = 0
+    most = memory
+    try:
+        end = loop.time() + for_s
+        while not ended.done() and loop.time() < end:
+            try:
+                taken.append(await once())
+            except Exception:
+                failed += 1
+            most = max(most, _memory(ours))
+    finally:
+        assert attacker.stdin is not None
+        attacker.stdin.close()
+        async with asyncio.timeout(20):
+            said = json.loads(await ended)
+        await attacker.wait()
+    hurt = sorted(taken) or [for_s]
+    return Toll(
+        calls=len(taken) + failed,
+        failed=failed,
+        p50_ms=_at(hurt, 0.5) * 1e3,
+        p99_ms=_at(hurt, 0.99) * 1e3,
+        slower_p50=_at(hurt, 0.5) / _at(calm, 0.5),
+        slower_p99=_at(hurt, 0.99) / _at(calm, 0.99),
+        ours_s=_cpu(ours) - cpu,
+        theirs_s=said["cpu_s"],
+        grown=most - memory,
+        attacker=said,
+    )
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def _cpu(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def _memory(processes: Sequence[psutil.Process]) -> int:
+    return sum(process.memory_info().rss for process in processes)
