@@ -51,6 +51,8 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/GetAuthority": _READ,
     "/shoal.v1.Operator/RotateAuthority": _WRITE,
 }
+MESSAGE_S: Final = 10.0
+"""For the message of a call that has one; streams keep their own time."""
 AUDIT_EVERY_S: Final = 60.0
 """One audit entry for each (caller, code) in this time, however often it is refused."""
 
@@ -84,13 +86,12 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
         if handler is None:
             return None
         call = _Call(self, handler_call_details.method, handler)
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        behaviour = call.stream if handler.response_streaming else call.single
+        # A stream here whatever its caller calls it: only so is a message read after its sender was judged.
+        make, behaviour = (
+            (grpc.stream_stream_rpc_method_handler, call.stream)
+            if handler.response_streaming
+            else (grpc.stream_unary_rpc_method_handler, call.single)
+        )
         return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
     def admit(self, method: str, context: GrpcContext) -> Identity:
@@ -166,7 +167,7 @@ class _Call:
             async with self._guard.while_good(identity):
                 if self._handler.request_streaming:
                     return await behaviour(request, context)  # an upload ends with its caller, and finishes by itself
-                return await finish(behaviour(request, context))
+                return await finish(behaviour(await self._message(context), context))
         except Exception as error:
             await self._end(actor, context, error)
 
@@ -176,6 +177,9 @@ class _Call:
         try:
             identity = self._guard.admit(self._method, context)
             actor = identity.uri
+            if not self._handler.request_streaming:
+                async with self._guard.while_good(identity):
+                    request = await self._message(context)
             messages = behaviour(request, context)
             try:
                 while True:
@@ -188,6 +192,18 @@ class _Call:
                 await messages.aclose()
         except Exception as error:
             await self._end(actor, context, error)
+
+    async def _message(self, context: Any) -> Any:
+        try:
+            async with asyncio.timeout(MESSAGE_S):
+                message = await context.read()
+        except TimeoutError as cause:
+            raise refuse(
+                Code.TOO_SLOW, "a message that does not arrive", f"within {MESSAGE_S:g}s", "send it faster"
+            ) from cause
+        if message is grpc.aio.EOF:
+            raise refuse(Code.MESSAGE_INVALID, "a call without a message", "one message", "see the protocol")
+        return message
 
     async def _end(self, actor: str, context: Any, error: Exception) -> None:
         """Texts of unforeseen errors stay in the log: they may name paths."""
