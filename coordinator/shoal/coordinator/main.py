@@ -17,11 +17,13 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import structlog
+from cryptography import x509
 
 from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
-from shoal.coordinator.api.authorise import Authorisation
+from shoal.coordinator.api.authorise import FETCH, Authorisation
 from shoal.coordinator.api.enrol import EnrolmentService
+from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.blobs.inspect import ChildInspector
@@ -35,15 +37,17 @@ from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.controllers.truth import KEY as REGION_KEY
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity, first_operator
+from shoal.coordinator.link.fan import Fan
 from shoal.coordinator.link.grpc import GrpcLinks
+from shoal.coordinator.link.mqtt import MqttLinks
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
-from shoal.wire import logs
-from shoal.wire.identity import NODES, check_name
-from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, server_options
+from shoal.wire import descriptors, logs
+from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
+from shoal.wire.limits import ENROL_BYTES, ENROL_CONNECTIONS, LINK_BYTES, server_options
 from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
@@ -71,7 +75,7 @@ class Address:
 class Config:
     """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one.
 
-    advertise: the host that agents and operators dial."""
+    models: where agents that come by the broker fetch models. advertise: the host that agents and operators dial."""
 
     region: str
     data_dir: Path
@@ -79,6 +83,7 @@ class Config:
     enrol: Address
     metrics: Address
     mqtt: Address | None
+    models: Address
     advertise: str
     store: str
     backup_every_s: float
@@ -104,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = _config(options)
         os.umask(0o077)
         logs.configure(config.log_level)
+        descriptors.raise_limit()
         asyncio.run(_run(config))
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
@@ -146,10 +152,25 @@ async def _run(config: Config) -> None:
             log.critical("store restored from a copy", refusal=str(store.recovery))
         known = await store.read(REGION_KEY) is not None
         authority = FileAuthority.open(config.data_dir / "ca", config.region, wall=clock.wall(), may_create=not known)
-        links = GrpcLinks(config.region, meter)
+        hosts = tuple(dict.fromkeys((config.advertise, *_dialled(config.link, config.enrol, config.models))))
+        identity = ServerIdentity(authority, config.data_dir / "server", hosts, clock)
+        grpc_links, mqtt_links = GrpcLinks(meter), None
+        if config.mqtt is not None:
+            mqtt_links = MqttLinks(
+                config.region,
+                str(config.mqtt),
+                identity,
+                identify=lambda certificate: _identify(authority, certificate),
+                revoked=lambda serial: members.check(serial),
+                models_address=lambda: str(Address(config.advertise, models_port)),
+                clock=clock,
+                ids=ids,
+                meter=meter,
+            )
+        links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
         region = Region(
             store,
-            links,
+            Fan(*links),
             DirectoryBlobs(config.data_dir / "models", MODEL_BYTES),
             ChildInspector(),
             clock,
@@ -159,10 +180,9 @@ async def _run(config: Config) -> None:
             restored=store.recovery,
         )
         await region.start()
-        links.bind(region.fleet)
+        for each in links:
+            each.bind(region.fleet)
         lifetimes = {**LIFETIME_S, **dict.fromkeys(NODES, Seconds(config.node_lifetime_s))}
-        hosts = tuple(dict.fromkeys((config.advertise, *_dialled(config.link, config.enrol))))
-        identity = ServerIdentity(authority, config.data_dir / "server", hosts, clock)
         mqtt = str(config.mqtt) if config.mqtt else ""
         broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter) if mqtt else None
         enrolment = Enrolment(
@@ -174,6 +194,9 @@ async def _run(config: Config) -> None:
         def turned() -> None:
             identity.refresh()
             first_operator(authority, operator_dir, clock.wall())
+            if mqtt_links is not None:
+                mqtt_links.refresh()
+                model_server.refresh()
 
         members = Members(
             region, store, authority, clock, broker=broker, ended=lambda serials: guard.end(serials), turned=turned
@@ -187,15 +210,16 @@ async def _run(config: Config) -> None:
         )
         audit = AuditTrail(region.events, meter)
         guard = Authorisation(config.region, clock, meter, audit, members.check)
+        model_server = ModelServer(region, identity, lambda caller: guard.judge(FETCH, caller), meter)
         api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
-        link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
+        link_pb2_grpc.add_AgentLinkServicer_to_server(grpc_links, api)
         artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
         operators = OperatorService(
             region, enrolment, members, store, clock, audit, lambda: str(Address(config.advertise, enrol.port))
         )
         operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
         link = _listen(api, config.link, identity.credentials(client_certificates=True))
-        enrol_server = grpc.aio.server(options=server_options(ENROL_BYTES))
+        enrol_server = grpc.aio.server(options=server_options(ENROL_BYTES, ENROL_CONNECTIONS))
         service = EnrolmentService(
             config.region,
             enrolment,
@@ -214,6 +238,7 @@ async def _run(config: Config) -> None:
 
         await api.start()
         await enrol_server.start()
+        models_port = await _serve_models(model_server, config.models) if mqtt_links else 0
         print(
             json.dumps(
                 {
@@ -224,6 +249,7 @@ async def _run(config: Config) -> None:
                     "link": str(Address(config.advertise, link.port)),
                     "enrol": str(Address(config.advertise, enrol.port)),
                     "metrics": str(metrics),
+                    **({"mqtt": mqtt, "models": str(Address(config.advertise, models_port))} if mqtt_links else {}),
                     "ca_sha256": authority.fingerprint,
                     "operator_dir": str(operator_dir.resolve()),
                 }
@@ -238,6 +264,8 @@ async def _run(config: Config) -> None:
         ]
         if broker is not None:
             tasks.append(asyncio.create_task(broker.run()))
+        if mqtt_links is not None:
+            tasks.append(asyncio.create_task(mqtt_links.run()))
         await stopping.wait()
         log.info("stopping")
         region.stop()
@@ -245,10 +273,17 @@ async def _run(config: Config) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await model_server.stop()
         with suppress(ShoalError):
             await store.backup()
     finally:
         await store.close()
+
+
+def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identity:
+    """Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID)."""
+    authority.recognise(certificate)
+    return identity_of_certificate(certificate)
 
 
 async def _keep_running(region: Region) -> None:
@@ -278,13 +313,13 @@ async def _back_up(store: Any, every_s: float) -> None:
             log.error("store not copied", refusal=str(error))
 
 
-def _gauges(region: Region, links: GrpcLinks) -> Gauges:
+def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks]) -> Gauges:
     nodes: dict[tuple[tuple[str, str], ...], float] = {}
     for state in region.fleet.fleet.nodes.values():
         label = (("liveness", str(state.liveness)),)
         nodes[label] = nodes.get(label, 0.0) + 1
     return {
-        "sessions": {(): float(links.connected)},
+        "sessions": {(): float(sum(link.connected for link in links))},
         "nodes": nodes,
         "workloads": {(): float(len(region.workloads.intents))},
         "waits": {(): float(len(region.workloads.waits))},
@@ -308,6 +343,13 @@ def _serve_metrics(meter: PrometheusMeter, address: Address, scraped: Guard) -> 
     except OSError as cause:
         raise _cannot_listen(address) from cause
     return Address(address.host, port)
+
+
+async def _serve_models(server: ModelServer, address: Address) -> int:
+    try:
+        return await server.start(address.host, address.port)
+    except OSError as cause:
+        raise _cannot_listen(address) from cause
 
 
 def _cannot_listen(address: Address) -> ShoalError:
@@ -351,6 +393,7 @@ def _config(options: argparse.Namespace) -> Config:
         enrol=_address(options.enrol),
         metrics=_address(options.metrics),
         mqtt=_address(options.mqtt) if options.mqtt else None,
+        models=_address(options.models),
         advertise=options.advertise or ("127.0.0.1" if _is_any(link.host) else link.host),
         store=options.store,
         backup_every_s=options.backup_every,
@@ -420,6 +463,9 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     run.add_argument("--metrics", default=default("METRICS", "127.0.0.1:7445"), help="Prometheus, mTLS")
     run.add_argument(
         "--mqtt", default=default("MQTT", ""), help="HOST:PORT of the region's broker, from `broker-config`"
+    )
+    run.add_argument(
+        "--models", default=default("MODELS", "127.0.0.1:7446"), help="models for agents that come by --mqtt, HTTPS"
     )
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
     run.add_argument("--store", default=default("STORE", "sqlite"))

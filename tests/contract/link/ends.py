@@ -113,7 +113,7 @@ class GrpcCarrier:
         self._server: grpc.aio.Server | None = None
         self._region: Region | None = None
         self._port = 0
-        self.links = GrpcLinks(REGION, meter)
+        self.links = GrpcLinks(meter)
 
     @property
     def address(self) -> str:
@@ -165,7 +165,7 @@ class MqttCarrier:
                 found, roots, region=REGION, roles=frozenset(Role), wall=CLOCK.wall()
             ),
             revoked=lambda serial: self.revoked.get(serial),
-            models_address=MODELS,
+            models_address=lambda: MODELS,
             clock=CLOCK,
             ids=SystemIds(),
             meter=meter,

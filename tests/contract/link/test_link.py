@@ -78,7 +78,7 @@ async def test_i7_an_old_status_changes_nothing(ends: Ends) -> None:
 async def test_events_and_receipts_go_up(ends: Ends) -> None:
     files = ends.files()
     session = await ends.connect(files=files)
-    signed = KeySigner(files.key.read_bytes(), region="eu", node=NODE).sign_receipt(receipt(NODE))
+    signed = KeySigner(files.key, region="eu", node=NODE).sign_receipt(receipt(NODE))
     await session.send(Receipts((signed,)))
     await session.send(NodeEvents((NodeEvent("X", "subject", "message", Wall(1.0)),)))
     await until(lambda: len(ends.events.of(NODE)) == 2, 5.0, "both")

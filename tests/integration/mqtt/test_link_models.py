@@ -57,7 +57,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     authority = Authority(tmp_path / "ca", REGION, CLOCK.wall())
     store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
     models, meter, revoked = WholeModel(), Counted(), set[str]()
-    links = GrpcLinks(REGION, meter)
+    links = GrpcLinks(meter)
     region = Region(store, links, models, models, CLOCK, SystemIds(), RegionConfig(REGION))
     await region.start()
     models.kept.add(DIGEST)

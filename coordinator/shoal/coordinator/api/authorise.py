@@ -27,9 +27,11 @@ _NODES: Final[Roles] = frozenset({Role.AGENT, Role.GATEWAY})
 _WRITE: Final[Roles] = frozenset({Role.OPERATOR})
 _READ: Final[Roles] = frozenset({Role.OPERATOR, Role.VIEWER})
 
+FETCH: Final = "/shoal.v1.Artifacts/Fetch"
+"""Also the rule of models over HTTPS."""
 RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.AgentLink/Session": _NODES,
-    "/shoal.v1.Artifacts/Fetch": _NODES | _WRITE,
+    FETCH: _NODES | _WRITE,
     "/shoal.v1.Artifacts/Push": _WRITE,
     "/shoal.v1.Artifacts/Inspect": _WRITE,
     "/shoal.v1.Artifacts/List": _READ,
@@ -97,12 +99,16 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
     def admit(self, method: str, context: GrpcContext) -> Identity:
         """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
         identity = identity_of_context(context)
+        self.judge(method, identity)
+        return identity
+
+    def judge(self, method: str, identity: Identity) -> None:
+        """Raises ShoalError(CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
         if (refusal := check_validity(identity, self._clock.wall())) is not None:
             raise ShoalError(refusal)
         if (refusal := self._revoked(identity.serial)) is not None:
             raise ShoalError(refusal)
         require(identity, region=self._region, roles=RULES.get(method, frozenset()))
-        return identity
 
     def end(self, serials: frozenset[str]) -> None:
         """What is open with these certificates, which were just revoked, ends now."""

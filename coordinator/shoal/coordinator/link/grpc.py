@@ -33,8 +33,7 @@ log: Final = structlog.get_logger("shoal.coordinator.link")
 class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
     """ports.AgentLinks, and the servicer that feeds ports.LinkEvents."""
 
-    def __init__(self, region: str, meter: Meter) -> None:
-        self._region = region
+    def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._events: LinkEvents | None = None
         self._outboxes: dict[str, Outbox] = {}

@@ -90,6 +90,7 @@ class _Connection:
         self.presence = presence
         self.signature = signature
         self.client: aiomqtt.Client | None = None
+        self.outdated = asyncio.Event()
         self.beat = 0
         self.greeted: deque[tuple[int, str]] = deque()
         """(beat, nonce) of the hellos that may still be repeated."""
@@ -120,7 +121,7 @@ class MqttLinks:
         *,
         identify: Callable[[x509.Certificate], Identity],
         revoked: Callable[[str], Refusal | None],
-        models_address: str,
+        models_address: Callable[[], str],
         clock: Clock,
         ids: Ids,
         meter: Meter,
@@ -161,6 +162,12 @@ class MqttLinks:
         """Whether the broker is there."""
         return self._connection is not None
 
+    def refresh(self) -> None:
+        """Connects anew where the coordinator's certificate is another than the one in use."""
+        connection = self._connection
+        if connection is not None and self._signature() != connection.signature:
+            connection.outdated.set()
+
     async def send(self, node: str, message: ToAgent) -> None:
         session = self._sessions.get(node)
         if session is not None:
@@ -182,15 +189,16 @@ class MqttLinks:
             except aiomqtt.MqttError as error:
                 log.warning("broker lost", broker=self._address, found=str(error))
                 attempt = 0
+            except OSError as error:
+                log.error("no files to connect with", found=str(error))
             except Exception:
                 log.exception("the broker's connection failed unforeseen; it is tried again")
             await self._clock.sleep(Seconds(RETRY_S[min(attempt, len(RETRY_S) - 1)]))
             attempt += 1
 
     async def _serve(self) -> None:
-        """One connection. Raises ShoalError, aiomqtt.MqttError when it is over."""
-        signature = Signature.of_pem(self._files.key.read_bytes(), self._files.certificate.read_bytes())
-        connection = _Connection(self._ids.secret(), signature)
+        """One connection. Raises ShoalError, OSError, aiomqtt.MqttError when it is over."""
+        connection = _Connection(self._ids.secret(), self._signature())
         will = aiomqtt.Will(
             topics.region_online(self._region), self._presence(connection, online=False), qos=1, retain=True
         )
@@ -212,10 +220,14 @@ class MqttLinks:
             await finish(self._forget_all())
             await self._leave(connection, client)
 
+    def _signature(self) -> Signature:
+        return Signature.of_pem(self._files.key.read_bytes(), self._files.certificate.read_bytes())
+
     async def _beat_forever(self, connection: _Connection, client: aiomqtt.Client) -> None:
+        """Until the broker is lost (raises aiomqtt.MqttError) or the certificate is another."""
         lost = asyncio.ensure_future(anext(client.messages))  # the queue gives nothing out: it ends with the connection
         try:
-            while True:
+            while not connection.outdated.is_set():
                 connection.beat += 1
                 await self._publish_presence(connection, client, online=True)
                 await self._close_invalid()
@@ -365,7 +377,7 @@ class MqttLinks:
 
     def _welcome(self, welcome: Welcome, nonce: str, key: bytes) -> mqtt_pb2.Opened:
         return mqtt_pb2.Opened(
-            answer=_wire(welcome), nonce=nonce, key=key, epoch=welcome.epoch, models_address=self._models_address
+            answer=_wire(welcome), nonce=nonce, key=key, epoch=welcome.epoch, models_address=self._models_address()
         )
 
     async def _take_presence(self, node: str, payload: bytes) -> None:
