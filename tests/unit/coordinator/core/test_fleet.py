@@ -60,10 +60,11 @@ def assignment(name: str = "a-1", memory: int = 100 * MIB, **changes: Any) -> As
 def test_full_replaces_and_a_delta_amends() -> None:
     one, two = observed(assignment("a-1"), Phase.READY), observed(assignment("a-2"), Phase.LOADING)
     fleet = beat(fleet_of(A), A, 2, 1.0, observed=(one, two))
-    fleet = beat(fleet, A, 3, 2.0, full=False, observed=(replace(two, phase=Phase.READY),), gone=("a-1",), readings=())
+    fleet = beat(fleet, A, 3, 2.0, full=False, observed=(replace(two, phase=Phase.READY),), gone=("a-1",))
     state = fleet.nodes["a"]
     assert {name: each.phase for name, each in state.observed.items()} == {"a-2": Phase.READY}
     assert "cpu0" in state.readings
+    assert beat(fleet, A, 4, 3.0, full=False, readings=()).nodes["a"].readings == {}, "a device that is silent is lost"
     assert beat(fleet, A, 4, 3.0).nodes["a"].observed == {}
 
 

@@ -75,7 +75,7 @@ def status_received(
         sequence=status.sequence,
         version=status.version,
         observed=known_observed | kept | good_observed,
-        readings={**known.readings, **_good_readings(status, known.node, wall)},
+        readings=_readings(known, status, wall),
         ingress=status.ingress if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,
         reported=known.reported or status.full,
@@ -163,8 +163,11 @@ def _refused_keys(status: Status) -> set[str]:
     return {each.assignment for each in status.observed if check_observed(each) is not None}
 
 
-def _good_readings(status: Status, node: Node, wall: Wall) -> dict[str, Reading]:
-    return {each.device: each for each in status.readings if check_reading(each, node, wall) is None}
+def _readings(known: NodeState, status: Status, wall: Wall) -> dict[str, Reading]:
+    """Of the devices that answered their node: a device without one is lost. An absurd one leaves the last good."""
+    answered = {each.device for each in status.readings}
+    kept = {device: reading for device, reading in known.readings.items() if device in answered}
+    return kept | {each.device: each for each in status.readings if check_reading(each, known.node, wall) is None}
 
 
 def _has(node: Node, device: str) -> bool:

@@ -279,6 +279,9 @@ class Scope:
     def _device_faults(self, option: Option, require: Requirements) -> Iterator[Fault]:
         receipt, device = option.receipt, option.device
         where = f"{option.state.name}/{device.name}"
+        if option.state.reported and device.name not in option.state.readings:
+            refusal = Refusal(Code.DEVICE_LOST, f"{where} does not answer its node", "a device that can be read")
+            yield Fault(Order.NODE, refusal, physical(f"look at the driver of {where}"))
         computes = option.profile.flops > 0  # what only moves values asks for no arithmetic of their type
         if computes and receipt is not None and receipt.precisions and option.precision not in receipt.precisions:
             found = f"{where} runs {', '.join(receipt.precisions)}"
