@@ -104,6 +104,19 @@ async def _end_worker(cluster: "Cluster", chance: Chance) -> None:
         machine.kill_worker(name, own_fault=own, why="a fatal signal of its own" if own else "killed from outside")
 
 
+async def _lose_device(cluster: "Cluster", chance: Chance) -> None:
+    """It answers no more, and takes its workers with it; then it is back."""
+    machine = chance.pick([machine for machine in cluster.machines if machine.chips])
+    device = chance.pick(sorted(machine.chips))
+    cluster.world.record("fault.device", node=machine.name, device=device)
+    machine.lost_devices.add(device)
+    for name in sorted(machine.workers):
+        if machine.workers[name].assignment.device == device:
+            machine.kill_worker(name, own_fault=False, why="its device is gone")
+    await asyncio.sleep(chance.between(0.5, 10.0))
+    machine.lost_devices.discard(device)
+
+
 async def _kill_front(cluster: "Cluster", chance: Chance) -> None:
     chance.pick(cluster.machines).kill_front()
 
@@ -164,6 +177,7 @@ KINDS = (
     Kind("weather", 10.0, _weather),
     Kind("partition", 6.0, _partition),
     Kind("worker-end", 4.0, _end_worker),
+    Kind("device-lost", 8.0, _lose_device),
     Kind("front-kill", 6.0, _kill_front),
     Kind("slow-disk", 6.0, _slow_disk),
     Kind("full-disk", 9.0, _full_disk),
