@@ -284,6 +284,8 @@ class Cluster:
             return [f"{name} is down"]
         if state is None or not state.connected or state.liveness is not Liveness.READY:
             return [f"{name} is not seen: {state and (state.liveness, state.connected)}"]
+        if not state.reported:
+            return [f"{name} has not reported in full"]
         if state.quarantined:
             return [f"{name} is not trusted again"]
         wanted = region.workloads.desired.get(name)

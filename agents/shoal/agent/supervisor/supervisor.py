@@ -52,7 +52,8 @@ class Settings:
 
     limits: machine.Limits = field(default_factory=machine.Limits)
     heartbeat_s: float = 1.0
-    full_every: int = 30
+    full_every: int = 8
+    """Statuses: what a lost one told is told again within so many heartbeats."""
     fatal_retry_s: float = 30.0
     """A session refused for good is tried again this seldom: an operator may have settled it meanwhile."""
     poll_s: float = 0.1
