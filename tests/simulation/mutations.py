@@ -70,7 +70,7 @@ MUTATIONS = (
     Mutation(
         "coordinator-sends-before-persisting",
         "persist after acting",
-        workloads.WorkloadsController.step,
+        workloads.WorkloadsController._step,
         (
             (
                 "    if changed or gone",
