@@ -39,6 +39,8 @@ HANDSHAKE_S: Final = 10.0
 LINK_CONNECTIONS: Final = 10_000
 """At a coordinator: of agents, operators and whoever tries."""
 ENROL_CONNECTIONS: Final = 1024
+ENROL_STREAMS: Final = 16
+"""On one connection."""
 DATA_CONNECTIONS: Final = 4096
 """At each gRPC port of a front."""
 
@@ -58,6 +60,16 @@ def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS) -> Optio
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+    )
+
+
+def enrol_options() -> Options:
+    """Of the server where strangers call: whatever one does there, its connection ends within 15 s."""
+    return (
+        *server_options(ENROL_BYTES, ENROL_CONNECTIONS),
+        ("grpc.max_concurrent_streams", ENROL_STREAMS),
+        ("grpc.max_connection_age_ms", 10_000),
+        ("grpc.max_connection_age_grace_ms", 5_000),
     )
 
 
