@@ -461,6 +461,7 @@ class Front:
         routes: tuple[Route, ...],
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...] = (),
+        revoked: tuple[str, ...] = (),
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)

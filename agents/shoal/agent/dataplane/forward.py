@@ -7,6 +7,7 @@ code, and whether the replica may have begun to work on the request.
 import asyncio
 import json
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ from shoal.wire import limits, status
 from shoal.wire.identity import dns_of
 
 CONNECT_TIMEOUT_S: Final = 2.0
+CALLS_END_S: Final = 120.0
+"""A channel that is left for another lasts so long for the calls inside."""
 WAY_OPENS_S: Final = 0.75
 """A request waits so long for the way to a peer to open, then it goes elsewhere; the way is opened all the same."""
 _OPENING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
@@ -155,6 +158,7 @@ class Peers:
         self._region = region
         self._tls = tls
         self._stamp: tuple[int, ...] = ()
+        self._files: tuple[bytes, bytes, bytes] | None = None
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -180,8 +184,7 @@ class Peers:
             task.cancel()
 
     async def _call(self, endpoint: Endpoint, method: str, request: bytes, errand: Errand) -> bytes:
-        channel = self._channel(endpoint)
-        await _open(channel)
+        channel = await self._way(endpoint)
         call = channel.unary_unary(f"/{SERVICE}/{method}", None, None)
         said = (
             (TENANT_KEY, errand.tenant),
@@ -195,32 +198,46 @@ class Peers:
             raise _failure(error) from error
         return answer
 
+    async def _way(self, endpoint: Endpoint) -> grpc.aio.Channel:
+        """An open channel, or one that says why it is not. Raises AttemptFailed."""
+        while True:
+            channel = self._channel(endpoint)
+            with suppress(grpc.aio.UsageError):  # it was left meanwhile
+                await _open(channel)
+            if self._channels.get(self._key(endpoint)) is channel:
+                return channel
+
     def _channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
-        self._renew()
+        certificate, private_key, authority = self._newest()
         key = self._key(endpoint)
         channel = self._channels.get(key)
         if channel is None:
-            certificate, private_key, authority = self._tls.read()
             credentials = grpc.ssl_channel_credentials(authority, private_key, certificate)
             options = limits.channel_options(MAX_MESSAGE, server_name=key[1], patience=limits.PEER)
             channel = grpc.aio.secure_channel(key[0], credentials, options)
             self._channels[key] = channel
         return channel
 
-    def _renew(self) -> None:
-        """After our files changed every channel is made anew; calls inside the old ones end there."""
-        stamp = self._tls.stamp()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            while self._channels:
-                self._leave(self._channels.popitem()[1])
+    def _newest(self) -> tuple[bytes, bytes, bytes]:
+        """Our files. After they changed every channel is made anew; calls inside the old ones end there."""
+        try:
+            stamp = self._tls.stamp()
+            if self._files is None or stamp != self._stamp:
+                self._files, self._stamp = self._tls.read(), stamp
+                while self._channels:
+                    self._leave(self._channels.popitem()[1])
+        except OSError as cause:
+            if self._files is None:
+                refusal = Refusal(Code.REPLICA_UNREACHABLE, f"this node's files: {cause}", "its certificate", "retry")
+                raise AttemptFailed(refusal, sent=False) from cause
+        return self._files
 
     def _key(self, endpoint: Endpoint) -> tuple[str, str]:
         role = Role.GATEWAY if endpoint.kind is EndpointKind.GATEWAY else Role.AGENT
         return endpoint.address, dns_of(self._region, role, endpoint.node)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.create_task(channel.close(limits.KEEPALIVE_TIMEOUT_S))
+        task = asyncio.create_task(channel.close(CALLS_END_S))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 

@@ -18,7 +18,7 @@ import structlog
 from shoal.agent.core import routing
 from shoal.agent.core.routing import WELL, Condemned, Fault, Health, Limits, Load, Next, Tries
 from shoal.agent.dataplane import request as reading
-from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of
+from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of, refused
 from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
 from shoal.agent.dataplane.metering import Meter
 from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
@@ -26,6 +26,7 @@ from shoal.agent.ports import Clock, FrontStats, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
@@ -93,6 +94,7 @@ class DataPlane:
         self._routes: Mapping[WorkloadKey, Route] = {}
         self._here: Mapping[WorkloadKey, Route] = {}
         self._credentials: Credentials = {}
+        self._revoked: frozenset[str] = frozenset()
         self._known: dict[str, LocalWorker] = {}
         self._health: dict[str, Health] = {}
         self._at: defaultdict[str, set[_Flight]] = defaultdict(set)
@@ -120,11 +122,16 @@ class DataPlane:
         return sum(each.ejected_until is not None and now < each.ejected_until for each in self._health.values())
 
     def configure(
-        self, routes: tuple[Route, ...], credentials: tuple[Credential, ...], workers: tuple[LocalWorker, ...]
+        self,
+        routes: tuple[Route, ...],
+        credentials: tuple[Credential, ...],
+        workers: tuple[LocalWorker, ...],
+        revoked: tuple[str, ...] = (),
     ) -> None:
         """The whole truth, each time. A worker that was started anew is judged anew."""
         self._routes = {route.workload: route for route in routes}
         self._credentials = by_digest(credentials)
+        self._revoked = frozenset(revoked)
         for worker in workers:
             if self._known.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
                 self._health[worker.assignment] = Health(outstanding=self._health[worker.assignment].outstanding)
@@ -349,15 +356,18 @@ class DataPlane:
 
     # who and where
 
-    def _caller(self, call: Call) -> Caller:
+    def revoked(self, serial: str) -> Refusal | None:
+        """Why a certificate of this serial is refused, if it is."""
+        return refused(serial, self._revoked)
+
+    def _caller(self, call: Call, roles: frozenset[Role] = INFER_ROLES) -> Caller:
+        settings = self._settings
         return caller_of(
-            call, self._credentials, self._settings.region, self._settings.origin, self._dates_at(), INFER_ROLES
+            call, self._credentials, settings.region, settings.origin, self._dates_at(), roles, self._revoked
         )
 
     def _reader(self, call: Call) -> Caller:
-        return caller_of(
-            call, self._credentials, self._settings.region, self._settings.origin, self._dates_at(), READ_ROLES
-        )
+        return self._caller(call, READ_ROLES)
 
     def _route(self, caller: Caller, name: str, version: str) -> Route:
         """A forwarded request meets a worker of this node or nothing. Raises ShoalError(MODEL_NOT_FOUND | ..)."""

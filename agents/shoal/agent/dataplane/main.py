@@ -109,7 +109,7 @@ class _Stages:
 def _handlers(plane: DataPlane, stages: _Stages) -> dict[str, Handler]:
     async def configure(message: Message) -> Message:
         said = control.unpack(message.payload)
-        plane.configure(said.routes, said.credentials, said.workers)
+        plane.configure(said.routes, said.credentials, said.workers, said.revoked)
         stages.configured.set()
         await stages.listening.wait()
         return Message("configured")
@@ -166,5 +166,5 @@ def _serve_metrics(config: FrontConfig, plane: DataPlane, clock: Clock) -> None:
     registry = CollectorRegistry()
     registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected))
     files = Path(config.certificate), Path(config.key), Path(config.authority)
-    guard = scrape.Guard(config.region, *files, clock.wall)
+    guard = scrape.Guard(config.region, *files, clock.wall, plane.revoked)
     scrape.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)

@@ -113,10 +113,11 @@ class FrontProcess:
         self,
         routes: tuple[Route, ...],
         credentials: tuple[Credential, ...],
+        revoked: tuple[str, ...] = (),
         workers: tuple[LocalWorker, ...] = (),
     ) -> None:
         """Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration counts all the same."""
-        self._wanted = Configuration(routes, credentials, workers)
+        self._wanted = Configuration(routes, credentials, workers, revoked)
         await self._configure(await self._connected())
 
     async def stats(self) -> FrontStats:

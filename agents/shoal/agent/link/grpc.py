@@ -46,8 +46,12 @@ class GrpcSession:
             except ShoalError as error:
                 self._log("message_dropped", error=True, refusal=str(error))
 
-    async def close(self) -> None:
+    def end(self) -> None:
+        """Whoever receives from it hears that it is over."""
         self._call.cancel()
+
+    async def close(self) -> None:
+        self.end()
         await self._channel.close(None)
 
 
@@ -59,6 +63,12 @@ class GrpcLink:
         self._address = address
         self._clock = clock
         self._log = log
+        self._session: GrpcSession | None = None
+
+    def renewed(self) -> None:
+        """The node's certificate is another one now: the open session ends, and the next one shows it."""
+        if self._session is not None:
+            self._session.end()
 
     async def connect(self, hello: Hello) -> GrpcSession:
         channel = open_channel(self._files, self._address, LINK_BYTES)
@@ -73,7 +83,8 @@ class GrpcLink:
         except BaseException:
             await channel.close(None)
             raise
-        return GrpcSession(welcome, call, channel, self._log)
+        self._session = GrpcSession(welcome, call, channel, self._log)
+        return self._session
 
 
 class GrpcModels:

@@ -28,7 +28,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named.
+    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named;
+    enrol likewise.
 
     publisher_keys: folder of the device's own keys, None for none.
     """
@@ -36,6 +37,7 @@ class Config:
     role: Role
     state_dir: Path
     coordinator: str
+    enrol: str
     grpc: Address
     rest: Address
     token: Address
@@ -79,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="serve until SIGTERM")
     _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")
     _option(run, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
+    _option(run, "--enrol", default="", help="HOST:PORT where certificates are renewed; default: as told on join")
     _option(run, "--grpc", type=_address, default="127.0.0.1:8001", help="HOST:PORT for requests, client certificate")
     _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
     _option(run, "--token-port", type=_address, default="127.0.0.1:8002", help="HOST:PORT for requests, bearer token")
@@ -181,6 +184,7 @@ def config(parsed: argparse.Namespace) -> Config:
         role=parsed.role,
         state_dir=parsed.state_dir,
         coordinator=parsed.coordinator,
+        enrol=parsed.enrol,
         grpc=parsed.grpc,
         rest=parsed.rest,
         token=parsed.token_port,

@@ -13,6 +13,7 @@ from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.identity import enrolment, host
+from shoal.agent.identity.membership import FileMembership
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.journal.files import FileJournal
 from shoal.agent.link.credentials import Files
@@ -77,22 +78,32 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
     models = GrpcModels(files, coordinator)
     own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
     publishers = Publishers(config.state_dir / "publishers.json", own_keys, log)
+    link = GrpcLink(files, coordinator, clock, log)
+    membership = FileMembership(
+        config.identity,
+        config.enrol or member.enrol,
+        clock,
+        log,
+        renewed=link.renewed,
+        learned=lambda wall: clock.told("enrolment", wall),
+    )
     options = DriverOptions(emulate=config.emulate, time_scale=config.time_scale)
     node = _node(config, member, identity, listening, metrics_port)
     supervisor = Supervisor(
         settings=Settings(),
         node=node,
         drivers=() if config.role is Role.GATEWAY else installed(clock, options, cpu=config.cpu),
-        link=GrpcLink(files, coordinator, clock, log),
+        link=link,
         workers=workers,
         front=front,
         journal=journal,
         cache=DirectoryCache(cache, models.fetch, publishers, log, quota=config.cache_quota),
-        signer=KeySigner(files.key.read_bytes(), region=identity.region, node=identity.name),
+        signer=KeySigner(files.key, region=identity.region, node=identity.name),
         clock=clock,
         nonce=lambda: secrets.token_hex(16),
         log=log,
         sightings=timekeeper,
+        membership=membership,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,6 +112,7 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         asyncio.create_task(
             _announce(node, f"{listening.host}:{listening.metrics_port}", supervisor, clock), name="announce"
         ),
+        asyncio.create_task(membership.run(), name="membership"),
         asyncio.create_task(timekeeper.keep(node.name, supervisor.tell), name="time"),
     ]
     try:

@@ -21,10 +21,12 @@ from shoal.agent.ports import (
     Driver,
     Front,
     FrontStats,
+    Held,
     Journal,
     Link,
     LinkRefused,
     Log,
+    Membership,
     Pace,
     Session,
     Sightings,
@@ -33,7 +35,7 @@ from shoal.agent.ports import (
 )
 from shoal.agent.supervisor.gauges import Gauges
 from shoal.agent.supervisor.replicas import Replicas
-from shoal.types.assignment import DesiredSet, Observed, Version
+from shoal.types.assignment import DesiredSet, Observed, Trust, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import Hello, NodeEvent, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
@@ -106,9 +108,10 @@ class Supervisor:
         nonce: Callable[[], str],
         log: Log,
         sightings: Sightings | None = None,
+        membership: Membership | None = None,
     ) -> None:
         """node: all but its devices, which the drivers tell. nonce: a fresh secret each time. sightings: None for a
-        run that is always the first."""
+        run that is always the first. membership: None where certificates are not looked at."""
         self._settings = settings
         self._node = node
         self._link = link
@@ -127,6 +130,7 @@ class Supervisor:
         self._probes: dict[str, Device] = {}
         self._open: _Open | None = None
         self._sightings = sightings or _FirstRun()
+        self._membership = membership or _Unquestioned()
         heard = self._sightings.heard()
         self._sight: partition.Sight = partition.CutOff(clock.now() if heard is None else heard)
         self._events: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
@@ -285,9 +289,15 @@ class Supervisor:
             await self._unconfigured.wait()
             self._unconfigured.clear()
             desired = self._desired
+            trust = desired.trust if desired and desired.trust else Trust()
             try:
+                await self._membership.adopt(trust)
+                self._changed.set()
                 await self._front.configure(
-                    desired.routes if desired else (), desired.credentials if desired else (), self._replicas.serving()
+                    desired.routes if desired else (),
+                    desired.credentials if desired else (),
+                    self._replicas.serving(),
+                    trust.revoked,
                 )
                 await self._gauges.sample()
             except ShoalError as error:
@@ -331,6 +341,7 @@ class Supervisor:
         )
 
     async def _report(self, link: _Open, snapshot: Snapshot) -> None:
+        held = self._membership.held()
         moment = sessions.Report(
             node=self._node.name,
             epoch=link.welcome.epoch,
@@ -340,12 +351,16 @@ class Supervisor:
             ingress=snapshot.front.ingress,
             taken_at=self._clock.wall(),
             front_ready=snapshot.front.ready,
+            serial=held.serial,
+            roots=held.roots,
         )
         link.reporter, status = sessions.report(link.reporter, moment, full_every=self._settings.full_every)
         try:
             if link.receipts != self._receipts:
                 link.receipts = self._receipts
-                await link.session.send(Receipts(link.receipts))
+                # Signed now: the key that signed them when they were measured may have been followed by another.
+                signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
+                await link.session.send(Receipts(signed))
             await link.session.send(status)
             link.reported.set()
             if self._events:
@@ -388,10 +403,20 @@ class Supervisor:
 
     def _lose_sight(self, ended: Refused) -> None:
         self._log("link_down", code=ended.refusal.code, found=ended.refusal.found, remedy=ended.refusal.remedy)
+        self._membership.doubt(ended.refusal)
+        if ended.refusal.code is Code.CERT_REVOKED:
+            self._leave()
         if isinstance(self._sight, partition.Linked):
             self._sight = partition.CutOff(self._clock.now())
             self._sightings.cut_off()
             self._unreconciled.set()
+
+    def _leave(self) -> None:
+        """The region said that this node is none of its members any more, which is no blindness: it serves nothing."""
+        newest = self._offered or self._desired
+        if newest is not None and (newest.assignments or newest.routes):
+            self._offered = replace(newest, assignments=(), routes=(), pins=(), credentials=())
+            self._unsaved.set()
 
     async def _converse(self, session: Session, hello: Hello) -> Refused:
         """One session from its welcome to its end, and why it ended."""
@@ -510,6 +535,19 @@ class _FirstRun:
         pass
 
     def cut_off(self) -> None:
+        pass
+
+
+class _Unquestioned:
+    """Membership of a node whose certificate nobody looks at."""
+
+    def held(self) -> Held:
+        return Held()
+
+    async def adopt(self, trust: Trust) -> None:
+        pass
+
+    def doubt(self, refusal: Refusal) -> None:
         pass
 
 

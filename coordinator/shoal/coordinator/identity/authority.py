@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.coordinator.identity.roots import ALLOWANCE_S, Root, Roots, joined, key_usage, moment
+from shoal.coordinator.identity.roots import Root, Roots, joined, key_usage, moment
 from shoal.coordinator.ports import Issued, RootInfo
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
-from shoal.wire.identity import check_name, common_name_of, dns_of, uri_of
+from shoal.wire.identity import BACKDATED_S, check_name, common_name_of, dns_of, uri_of
 
 CSR_BYTES: Final = 8 * 2**10
 SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.BROKER})
@@ -138,7 +138,7 @@ class FileAuthority:
             .issuer_name(issuing.certificate.subject)
             .public_key(request.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(moment(wall - ALLOWANCE_S))
+            .not_valid_before(moment(wall - BACKDATED_S))
             .not_valid_after(ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(key_usage(signs=False), critical=True)

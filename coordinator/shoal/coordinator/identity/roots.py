@@ -21,13 +21,11 @@ from cryptography.x509.oid import NameOID
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import key_pem, new_key
-from shoal.wire.identity import check_name
+from shoal.wire.identity import BACKDATED_S, check_name
 from shoal.wire.private import write_private
 from shoal.wire.token import ca_fingerprint
 
 CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
-ALLOWANCE_S: Final = 300.0
-"""Certificates begin this much earlier: clocks differ."""
 FIRST: Final = "1"
 _STATE: Final = "rotation.json"
 
@@ -231,7 +229,7 @@ def _signed(
         .issuer_name(_ca_name(region))
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(moment(wall - ALLOWANCE_S))
+        .not_valid_before(moment(wall - BACKDATED_S))
         .not_valid_after(min(latest, ends) if ends is not None else latest)
         .add_extension(x509.BasicConstraints(ca=True, path_length=path_length), critical=True)
         .add_extension(key_usage(signs=True), critical=True)
