@@ -47,7 +47,7 @@ from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire import descriptors, logs
 from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
-from shoal.wire.limits import ENROL_BYTES, ENROL_CONNECTIONS, LINK_BYTES, server_options
+from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
 from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
@@ -219,7 +219,7 @@ async def _run(config: Config) -> None:
         )
         operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
         link = _listen(api, config.link, identity.credentials(client_certificates=True))
-        enrol_server = grpc.aio.server(options=server_options(ENROL_BYTES, ENROL_CONNECTIONS))
+        enrol_server = grpc.aio.server(options=enrol_options())
         service = EnrolmentService(
             config.region,
             enrolment,
