@@ -114,25 +114,34 @@ class Region:
         request = artifacts_pb2.ListModelsRequest(name=name)
         return tuple(self._call(self._artifacts.List, request).models)
 
-    def push(self, path: Path, name: str = "", progress: Progress | None = None) -> artifacts_pb2.PushReply:
-        """Sends one .onnx file. The coordinator inspects it before it is stored."""
-        return self._send(self._artifacts.Push, path, name, progress)
+    def push(
+        self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b""
+    ) -> artifacts_pb2.PushReply:
+        """Sends one .onnx file, and an OpenSSF model signature over it where there is one. The coordinator verifies and
+        inspects before it is stored."""
+        return self._send(self._artifacts.Push, path, name, progress, signature)
 
     def inspect(self, path: Path, progress: Progress | None = None) -> artifacts_pb2.PushReply:
         """As `push`, and nothing is stored."""
-        return self._send(self._artifacts.Inspect, path, "", progress)
+        return self._send(self._artifacts.Inspect, path, "", progress, b"")
 
     def remove_model(self, name: str) -> artifacts_pb2.RemoveModelReply:
         request = artifacts_pb2.RemoveModelRequest(name=name)
         return self._call(self._artifacts.Remove, request)  # type: ignore[no-any-return]
 
+    def clear_model(self, model: str, allow_version: int = 0) -> operator_pb2.ClearModelReply:
+        """Forgets that a model is poisoned; with a version, lets that older signed one back instead."""
+        request = operator_pb2.ClearModelRequest(model=model, allow_version=allow_version)
+        return self._call(self._operator.ClearModel, request)  # type: ignore[no-any-return]
+
     def _send(
-        self, method: Callable[..., Any], path: Path, name: str, progress: Progress | None
+        self, method: Callable[..., Any], path: Path, name: str, progress: Progress | None, signature: bytes
     ) -> artifacts_pb2.PushReply:
         digest, size = digest_of(path)
 
         def chunks() -> Iterable[artifacts_pb2.PushChunk]:
-            yield artifacts_pb2.PushChunk(head=artifacts_pb2.PushHead(name=name, size=size, digest=digest))
+            head = artifacts_pb2.PushHead(name=name, size=size, digest=digest, signature=signature)
+            yield artifacts_pb2.PushChunk(head=head)
             done = 0
             with path.open("rb") as file:
                 while data := file.read(CHUNK_BYTES):

@@ -184,6 +184,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
     async def ClearModel(self, request: operator_pb2.ClearModelRequest, context: Any) -> operator_pb2.ClearModelReply:
         actor = identity_of_context(context).uri
+        if request.allow_version:
+            lines = await self._region.models.allow(request.model, request.allow_version, actor)
+            allowed = f"version {request.allow_version} allowed again for {'; '.join(lines)}"
+            await self._audit.note(actor, "ClearModel", request.model, allowed)
+            return operator_pb2.ClearModelReply()
         cleared = await self._region.workloads.clear(request.model, actor)
         await self._audit.note(actor, "ClearModel", request.model, "; ".join(cleared) or "nothing was held against it")
         return operator_pb2.ClearModelReply(cleared=cleared)
