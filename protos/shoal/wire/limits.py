@@ -19,19 +19,22 @@ KEEPALIVE_TIMEOUT_S: Final = 3.0
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Of a caller. connect_s: for TCP, TLS and HTTP/2 together, six round trips. ping_s: of silence before a ping.
-    lost_s: without an answer to it, or to anything sent, after which the connection is given up. idle: also without
-    calls; else one that broke in silence is found by the next call."""
+    The connection is given up when what was sent did not arrive within `lost_s` (as the peer's kernel sees it), or a
+    ping was not answered within `stuck_s` (by the peer itself). idle: also without calls; else one that broke in
+    silence is found by the next call."""
 
     connect_s: float
     ping_s: float
     lost_s: float
+    stuck_s: float
     idle: bool
 
 
-LINK: Final = Patience(connect_s=5.0, ping_s=1.0, lost_s=1.9, idle=True)
+LINK: Final = Patience(connect_s=5.0, ping_s=1.0, lost_s=1.9, stuck_s=1.9, idle=True)
 """A half-open link is found within 3 s."""
-PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, idle=False)
-"""Between fronts of one region: a request moves on to another replica within 1 s."""
+PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, stuck_s=1.0, idle=False)
+"""Between fronts of one region: a request moves on to another replica within 1 s when the way there breaks, within 2 s
+when the peer is stopped."""
 
 HANDSHAKE_S: Final = 10.0
 """Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
@@ -58,6 +61,7 @@ def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS) -> Optio
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     )
@@ -79,7 +83,9 @@ def channel_options(max_bytes: int, *, server_name: str | None = None, patience:
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.keepalive_time_ms", int(patience.ping_s * 1000)),
+        # grpc makes TCP_USER_TIMEOUT of this one; its pings have the next one, a minute if it is left out.
         ("grpc.keepalive_timeout_ms", int(patience.lost_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(patience.stuck_s * 1000)),
         ("grpc.keepalive_permit_without_calls", int(patience.idle)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
