@@ -157,6 +157,10 @@ async def _change_documents(cluster: "Cluster", chance: Chance) -> None:
     await cluster.operators.act(chance)
 
 
+async def _hang_up(cluster: "Cluster", chance: Chance) -> None:
+    await cluster.operators.hang_up(chance)
+
+
 async def _cordon(cluster: "Cluster", chance: Chance) -> None:
     machine = chance.pick(cluster.machines)
     await cluster.operators.cordon(machine.name, on=True)
@@ -184,6 +188,7 @@ KINDS = (
     Kind("clock-step", 6.0, _step_clock),
     Kind("spoiled-bytes", 6.0, _spoil_bytes),
     Kind("documents", 4.0, _change_documents),
+    Kind("hang-up", 4.0, _hang_up),
     Kind("cordon", 8.0, _cordon),
 )
 
@@ -194,17 +199,17 @@ class Storm:
     def __init__(self, cluster: "Cluster", kinds: tuple[Kind, ...] = KINDS) -> None:
         self._cluster = cluster
         self._chance = cluster.world.chance.stream("storm")
-        drawn = [kind for kind in kinds if self._chance.happens(0.35)]
+        # By streams of their own: a kind that is added shifts no other's draw.
+        self._streams = {kind.name: self._chance.stream(kind.name) for kind in kinds}
+        drawn = [kind for kind in kinds if self._streams[kind.name].happens(0.35)]
         self.kinds = drawn or ([self._chance.pick(kinds)] if kinds else [])
-        self._strength = {kind.name: self._chance.between(0.5, 2.0) for kind in self.kinds}
+        self._strength = {kind.name: self._streams[kind.name].between(0.5, 2.0) for kind in self.kinds}
 
     async def blow(self, seconds: float) -> None:
         """Strike for `seconds`; returns when every fault that lasts is over."""
         async with asyncio.TaskGroup() as group:
             for kind in self.kinds:
-                group.create_task(
-                    self._strike(kind, self._chance.stream(kind.name), self._cluster.world.now() + seconds)
-                )
+                group.create_task(self._strike(kind, self._streams[kind.name], self._cluster.world.now() + seconds))
         self._cluster.clear_weather()
 
     async def _strike(self, kind: Kind, chance: Chance, until: float) -> None:
