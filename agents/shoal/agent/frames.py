@@ -445,6 +445,11 @@ def _refusal(header: Mapping[str, Any]) -> Refusal:
     return Refusal(code, text["found"], text["asked"], text["remedy"])
 
 
+def start_time(pid: int) -> int:
+    """In clock ticks since boot: with the pid, names one process for ever. Raises OSError when there is none."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def _peer(sock: socket.socket) -> tuple[int, int]:
     """(pid, uid) of the other end, as the kernel knows them."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))

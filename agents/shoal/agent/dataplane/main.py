@@ -7,6 +7,7 @@ for `orphan_after_s`. `shoal.agent.main` starts it with a clock; nothing here re
 import asyncio
 import fcntl
 import json
+import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
-import psutil
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
@@ -26,10 +26,10 @@ from shoal.agent.dataplane.grpc import GrpcTransport
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.transport import TlsFiles, Transport
-from shoal.agent.frames import FrameServer, Handler, Message
+from shoal.agent.frames import FrameServer, Handler, Message, start_time
 from shoal.agent.ports import Clock
 from shoal.types.units import Seconds, Wall
-from shoal.wire import scrape
+from shoal.wire import descriptors, scrape
 from shoal.wire.private import write_private
 
 EXIT_TWIN: Final = 75
@@ -44,6 +44,7 @@ def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall
     """Serves until stopped or orphaned; returns the exit status. config_path: a FrontConfig as JSON. dates_at: the
     moment at which certificates and tokens must be valid."""
     config = FrontConfig.load(config_path.read_text())
+    descriptors.raise_limit()
     with (Path(config.run_dir) / control.LOCK).open("w") as lock:
         if not _alone(lock):
             _log.warning("front_is_running_already", run_dir=config.run_dir)
@@ -150,10 +151,10 @@ def _alone(lock: IO[str]) -> bool:
 
 def _write_record(config: FrontConfig, nonce: str) -> None:
     """For a next supervisor, and for people who look for the pid. Secret, for the nonce's sake; replaced as a whole."""
-    process = psutil.Process()
+    pid = os.getpid()
     record = {
-        "pid": process.pid,
-        "start_time": process.create_time(),
+        "pid": pid,
+        "start_time": start_time(pid),
         "nonce": nonce,
         "config": json.loads(config.dump()),
     }

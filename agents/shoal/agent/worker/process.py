@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from shoal.agent.frames import FrameClient, Push
+from shoal.agent.frames import FrameClient, Push, start_time
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -254,11 +254,6 @@ BUSY_BYTES: Final = 64 * 1024
 
 EXIT_STUCK: Final = 75
 """What a worker exits with when a run cannot be stopped."""
-
-
-def start_time(pid: int) -> int:
-    """In clock ticks since boot: with the pid, names one process for ever. Raises OSError when there is none."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def oom_kills() -> int:
