@@ -85,7 +85,7 @@ def compose(region: str, count: int, ports: Mapping[str, int]) -> Stack:
     """The stack for `count` agents; ports: a free port for each of `needed_ports`."""
 
     def member(name: str, role: str, emulate: str = "", labels: Mapping[str, str] | None = None) -> Member:
-        addresses = {use: f"127.0.0.1:{ports[f'{name}.{use}']}" for use in _USES[role]}
+        addresses = {use: f"{HERE}:{ports[f'{name}.{use}']}" for use in _USES[role]}
         return Member(name, role, emulate, labels or {}, addresses)
 
     members = [member("coordinator", "coordinator"), member("gateway", "gateway")]
@@ -111,6 +111,16 @@ _USES: Final = {
 def needed_ports(count: int) -> tuple[str, ...]:
     names = [("coordinator", "coordinator"), ("gateway", "gateway"), *((name, "agent") for name, _ in fleet_of(count))]
     return tuple(f"{name}.{use}" for name, role in names for use in _USES[role])
+
+
+HERE: Final = "127.0.0.1"
+ROAD: Final = "127.0.0.2"
+
+
+def road(address: str) -> str:
+    """host:port by which other members reach what listens on `address`; see roads.py."""
+    host, _, port = address.rpartition(":")
+    return f"{ROAD}:{port}" if host == HERE else address
 
 
 def save(folder: Path, stack: Stack) -> None:

@@ -8,7 +8,7 @@ from shoal.cli.options import output
 from shoal.cli.render.output import emit, line, table
 from shoal.devstack import layout
 from shoal.devstack.control import Control, Up
-from shoal.devstack.keeper import NOT_YET, VERBS
+from shoal.devstack.keeper import LASTING, VERBS
 from shoal.types.codes import Code, refuse
 
 _folder = click.option(
@@ -87,7 +87,7 @@ def status(data_dir: Path | None, output: str) -> None:
                 row["role"],
                 row["region"],
                 str(row["pid"] or "-"),
-                row["state"],
+                ", ".join((row["state"], *row["broken"])),
                 row["profile"] or "-",
                 " ".join(f"{use}={address}" for use, address in row["ports"].items()),
                 row["data_dir"],
@@ -109,15 +109,21 @@ def down(data_dir: Path | None, purge: bool) -> None:
     line("down" + (", and purged" if purge else ""))
 
 
-@dev.command(name="break")
+@dev.command(name="break", epilog="\b\n" + "\n".join(f"{verb:8}{what}" for verb, what in VERBS.items()))
 @_folder
 @click.argument("name", metavar="NAME[/front|/worker|/supervisor]")
-@click.argument("verb", type=click.Choice([*VERBS, *NOT_YET]))
+@click.argument("verb", type=click.Choice([*VERBS]))
 def break_(data_dir: Path | None, name: str, verb: str) -> None:
-    """Hurt one part on purpose.
+    """Hurt one part on purpose, or mend it.
 
     A bare NAME is a machine: `kill` takes all of its processes at once and it stays dead until `resume`. With a part,
     only those processes are hit, and whoever is in charge brings them back.
+
+    `cut`, `slow` and `fill` last until `heal`; `shoal dev status` shows them. What you send to the machine's own ports
+    still gets there: you sit at its console.
     """
     hit = Control(data_dir).hurt(name, verb)
-    line(f"{verb} {name}: " + (f"pids {', '.join(map(str, hit))}" if hit else "started again"))
+    if verb == "heal" or verb in LASTING:
+        line(f"{verb} {name}: {VERBS[verb]}")
+    else:
+        line(f"{verb} {name}: " + (f"pids {', '.join(map(str, hit))}" if hit else "started again"))
