@@ -36,8 +36,8 @@ class ApartControl(Control):
         self._net = net
         self._before = before
 
-    def _stack(self, region: str, agents: int) -> layout.Stack:
-        stack = super()._stack(region, agents)
+    def _stack(self, region: str, agents: int, link: str) -> layout.Stack:
+        stack = super()._stack(region, agents, link)
         return replace(stack, members=tuple(self._moved(member) for member in stack.members))
 
     def _moved(self, member: Member) -> Member:

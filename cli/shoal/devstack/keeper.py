@@ -45,6 +45,8 @@ VERBS: Final = {
     "fill": f"an agent's disk is full: no file of it grows beyond {FILLED_BYTES // 1024} KiB",
     "heal": "undo cut, slow and fill",
 }
+_ALONE: Final = ("broker", "coordinator")
+"""Members of one process, which has their own role."""
 LASTING: Final = ("cut", "slow", "fill")
 """What stays until `heal`."""
 
@@ -168,6 +170,8 @@ class Keeper:
             program.starts += 1
             if "fill" in self._broken[name]:
                 _limit_files([program.process.pid], FILLED_BYTES)
+            if program.member.role == "broker":
+                await self._wait_listening(program)
             assert program.process.stdout is not None
             async for line in program.process.stdout:
                 with contextlib.suppress(ValueError):
@@ -179,15 +183,30 @@ class Keeper:
             if not (program.held or self._stopping.is_set()):
                 await asyncio.sleep(RESTART_AFTER_S)
 
+    async def _wait_listening(self, program: Program) -> None:
+        """For a program that says nothing when it is ready."""
+        host, _, port = program.member.addresses["mqtt"].rpartition(":")
+        assert program.process is not None
+        while program.process.returncode is None:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                program.ready_event.set()
+                return
+            await asyncio.sleep(0.02)
+
     def command(self, member: Member) -> list[str]:
         """The program's command line, as a user would type it."""
         addresses = member.addresses
         state = str(self._folder / member.name)
+        if member.role == "broker":
+            return [str(self._folder / member.name / "start")]
+        mqtt = ["--mqtt", layout.road(self._stack.broker.addresses["mqtt"])] if self._stack.broker is not None else []
         if member.role == "coordinator":
             return [
                 *program_path("shoal-coordinator"), "run", "--role", "region", "--region", self._stack.region,
                 "--data-dir", state, "--link", addresses["link"], "--enrol", addresses["enrol"],
-                "--metrics", addresses["metrics"],
+                "--metrics", addresses["metrics"], *([*mqtt, "--models", addresses["models"]] if mqtt else []),
             ]  # fmt: skip
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
@@ -195,6 +214,7 @@ class Keeper:
             "--advertise", layout.road(addresses["grpc"]).rpartition(":")[0],
             "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
             "--metrics", addresses["metrics"], "--front-metrics", addresses["front-metrics"],
+            *(["--link", "mqtt", *mqtt] if mqtt else []),
         ]  # fmt: skip
         for key, value in member.labels.items():
             command += ["--label", f"{key}={value}"]
@@ -303,7 +323,7 @@ class Keeper:
 
     async def _stop_all(self) -> None:
         # Agents first, so that none reports its siblings' end as a loss.
-        order = {"agent": 0, "gateway": 1, "coordinator": 2}
+        order = {"agent": 0, "gateway": 1, "coordinator": 2, "broker": 3}
         for rank in sorted(set(order.values())):
             await asyncio.gather(
                 *(self._stop(one) for one in self._programs.values() if order[one.member.role] == rank)
@@ -314,7 +334,7 @@ class Keeper:
     def processes(self, program: Program) -> list[dict[str, Any]]:
         """All processes of one machine: the supervised one, its descendants, and those its records name."""
         found: dict[int, dict[str, Any]] = {}
-        main_role = "coordinator" if program.member.role == "coordinator" else "supervisor"
+        main_role = program.member.role if program.member.role in _ALONE else "supervisor"
         process = program.process
         if process is not None and process.returncode is None:
             found[process.pid] = {"pid": process.pid, "role": main_role}
@@ -345,7 +365,7 @@ class Keeper:
             }
             running = self.processes(program)
             for process in running:
-                main = process["role"] in ("supervisor", "coordinator")
+                main = process["role"] in ("supervisor", *_ALONE)
                 rows.append(
                     {
                         **common,

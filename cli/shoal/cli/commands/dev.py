@@ -19,6 +19,14 @@ _folder = click.option(
     help="Where its state, logs and client files lie. [default: the user's state folder]",
 )
 
+link = click.option(
+    "--link",
+    type=click.Choice(["grpc", "mqtt"]),
+    default="grpc",
+    show_default=True,
+    help="What carries the agents' links; mqtt starts this machine's Mosquitto.",
+)
+
 
 @click.group()
 def dev() -> None:
@@ -34,7 +42,7 @@ def dev() -> None:
 @click.option("--regions", default=1, show_default=True, help="More than one comes with the federation.")
 @click.option("--federation-replicas", default=0, show_default=True, help="Comes with the federation.")
 @click.option("--store", type=click.Choice(["sqlite", "etcd"]), default="sqlite", show_default=True)
-@click.option("--link", type=click.Choice(["grpc", "mqtt"]), default="grpc", show_default=True)
+@link
 def up(
     data_dir: Path | None, agents: int, name: str, regions: int, federation_replicas: int, store: str, link: str
 ) -> None:
@@ -43,16 +51,16 @@ def up(
         ("--regions 1", regions == 1),
         ("--federation-replicas 0", federation_replicas == 0),
         ("--store sqlite", store == "sqlite"),
-        ("--link grpc", link == "grpc"),
     ):
         if not given:
             raise refuse(Code.NOT_SUPPORTED_YET, "not in this release", asked, "leave the option out")
-    show_up(Control(data_dir).up(agents, lambda text: line(f"  {text}", "dim"), region=name))
+    show_up(Control(data_dir).up(agents, lambda text: line(f"  {text}", "dim"), region=name, link=link))
 
 
 def show_up(found: Up) -> None:
     """What a person needs next: addresses and the client's files."""
-    line(f"up: region {found.stack.region}, {len(found.stack.agents)} agents, data in {found.folder}")
+    stack = found.stack
+    line(f"up: region {stack.region}, {len(stack.agents)} agents on {stack.link} links, data in {found.folder}")
     if found.stack.time_scale != 1:
         line(f"emulated devices run {found.stack.time_scale:g} times slower than the real ones")
     gateway = found.stack.gateways[0].addresses
@@ -74,7 +82,16 @@ def status(data_dir: Path | None, output: str) -> None:
     if output in ("json", "yaml"):
         stack = layout.load(control.folder)
         gateways = [dict(gateway.addresses) for gateway in stack.gateways]
-        emit({"region": stack.region, "time_scale": stack.time_scale, "gateways": gateways, "processes": rows}, output)
+        emit(
+            {
+                "region": stack.region,
+                "link": stack.link,
+                "time_scale": stack.time_scale,
+                "gateways": gateways,
+                "processes": rows,
+            },
+            output,
+        )
         return
     columns = ["NAME", "ROLE", "REGION", "PID", "STATE", "EMULATES", "ADDRESSES"] + (
         ["DATA"] if output == "wide" else []
