@@ -54,7 +54,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/RotateAuthority": _WRITE,
 }
 MESSAGE_S: Final = 10.0
-"""For the message of a call that has one; streams keep their own time."""
+"""For the message of a call that has one, and for each of an upload; a session keeps its own time."""
 AUDIT_EVERY_S: Final = 60.0
 """One audit entry for each (caller, code) in this time, however often it is refused."""
 
@@ -172,8 +172,10 @@ class _Call:
             actor = identity.uri
             async with self._guard.while_good(identity):
                 if self._handler.request_streaming:
-                    return await behaviour(request, context)  # an upload ends with its caller, and finishes by itself
-                return await finish(behaviour(await self._message(context), context))
+                    return await behaviour(
+                        self._messages(context), context
+                    )  # an upload ends with its caller, and finishes by itself
+                return await finish(behaviour(await self._one(context), context))
         except Exception as error:
             await self._end(actor, context, error)
 
@@ -185,7 +187,7 @@ class _Call:
             actor = identity.uri
             if not self._handler.request_streaming:
                 async with self._guard.while_good(identity):
-                    request = await self._message(context)
+                    request = await self._one(context)
             messages = behaviour(request, context)
             try:
                 while True:
@@ -199,17 +201,25 @@ class _Call:
         except Exception as error:
             await self._end(actor, context, error)
 
-    async def _message(self, context: Any) -> Any:
+    async def _messages(self, context: Any) -> AsyncIterator[Any]:
+        """Of an upload, each in its time."""
+        while (message := await self._next(context)) is not grpc.aio.EOF:
+            yield message
+
+    async def _one(self, context: Any) -> Any:
+        message = await self._next(context)
+        if message is grpc.aio.EOF:
+            raise refuse(Code.MESSAGE_INVALID, "a call without a message", "one message", "see the protocol")
+        return message
+
+    async def _next(self, context: Any) -> Any:
         try:
             async with asyncio.timeout(MESSAGE_S):
-                message = await context.read()
+                return await context.read()
         except TimeoutError as cause:
             raise refuse(
                 Code.TOO_SLOW, "a message that does not arrive", f"within {MESSAGE_S:g}s", "send it faster"
             ) from cause
-        if message is grpc.aio.EOF:
-            raise refuse(Code.MESSAGE_INVALID, "a call without a message", "one message", "see the protocol")
-        return message
 
     async def _end(self, actor: str, context: Any, error: Exception) -> None:
         """Texts of unforeseen errors stay in the log: they may name paths."""
