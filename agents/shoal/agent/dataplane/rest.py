@@ -120,7 +120,7 @@ class RestTransport:
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         context.load_verify_locations(self._tls.authority)
         context.verify_mode = ssl.CERT_OPTIONAL
-        # Dates are judged for each call, by the time that this node believes: the machine's clock may be wrong by years.
+        # Dates are judged for each call, by the time that this node believes: its machine may be wrong by years.
         context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
         context.set_alpn_protocols(["http/1.1"])
         context.sni_callback = self._renew
