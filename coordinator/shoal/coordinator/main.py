@@ -226,6 +226,7 @@ async def _run(config: Config) -> None:
             renewal,
             lambda: str(Address(config.advertise, link.port)),
             lambda: str(Address(config.advertise, enrol.port)),
+            mqtt,
         )
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
         enrol = _listen(enrol_server, config.enrol, identity.credentials(client_certificates=False))

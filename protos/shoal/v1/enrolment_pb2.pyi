@@ -55,6 +55,7 @@ class RedeemReply(_message.Message):
     LINK_ADDRESS_FIELD_NUMBER: _builtins.int
     API_ADDRESS_FIELD_NUMBER: _builtins.int
     ENROL_ADDRESS_FIELD_NUMBER: _builtins.int
+    MQTT_ADDRESS_FIELD_NUMBER: _builtins.int
     certificate_pem: _builtins.str
     ca_pem: _builtins.str
     region: _builtins.str
@@ -64,6 +65,8 @@ class RedeemReply(_message.Message):
     api_address: _builtins.str
     enrol_address: _builtins.str
     """Where to renew."""
+    mqtt_address: _builtins.str
+    """The region's MQTT broker; empty where there is none."""
     def __init__(
         self,
         *,
@@ -75,10 +78,11 @@ class RedeemReply(_message.Message):
         link_address: _builtins.str = ...,
         api_address: _builtins.str = ...,
         enrol_address: _builtins.str = ...,
+        mqtt_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_address", b"api_address", "ca_pem", b"ca_pem", "certificate_pem", b"certificate_pem", "enrol_address", b"enrol_address", "link_address", b"link_address", "name", b"name", "region", b"region", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_address", b"api_address", "ca_pem", b"ca_pem", "certificate_pem", b"certificate_pem", "enrol_address", b"enrol_address", "link_address", b"link_address", "mqtt_address", b"mqtt_address", "name", b"name", "region", b"region", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

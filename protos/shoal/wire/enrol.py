@@ -49,6 +49,7 @@ class Enrolled:
     api_address: str
     key_pem: bytes = field(repr=False)
     enrol_address: str = ""
+    mqtt_address: str = ""
 
     def write(self, folder: Path) -> None:
         """`cert.pem`, `key.pem`, `ca.pem` in `folder` (0700), each 0600.
@@ -122,6 +123,7 @@ def redeem(address: str, token_text: str, name: str) -> Enrolled:
         api_address=reply.api_address,
         key_pem=key_pem(key),
         enrol_address=reply.enrol_address or address,
+        mqtt_address=reply.mqtt_address,
     )
 
 

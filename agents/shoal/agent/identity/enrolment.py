@@ -23,7 +23,8 @@ _MEMBER = "member.json"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """As enrolled. coordinator, enrol: host:port of its link and of its enrolment server."""
+    """As enrolled. coordinator, enrol: host:port of its link and of its enrolment server; mqtt: of the region's broker,
+    empty where there is none."""
 
     name: str
     region: str
@@ -31,6 +32,7 @@ class Member:
     coordinator: str
     labels: Mapping[str, str]
     enrol: str = ""
+    mqtt: str = ""
 
 
 def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str], wall: Wall) -> Member:
@@ -53,7 +55,13 @@ def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Ma
         )
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     member = Member(
-        enrolled.name, enrolled.region, enrolled.role, enrolled.link_address, dict(labels), enrolled.enrol_address
+        enrolled.name,
+        enrolled.region,
+        enrolled.role,
+        enrolled.link_address,
+        dict(labels),
+        enrolled.enrol_address,
+        enrolled.mqtt_address,
     )
     folder.mkdir(exist_ok=True, mode=0o700)
     write_private(folder / _MEMBER, json.dumps(asdict(member), indent=1).encode())

@@ -28,7 +28,7 @@ from shoal.wire.seal import Ephemeral, Opener, Sealer, SessionKey, Signature, op
 from shoal.wire.topics import DOWN, RETAINED, Channel
 from shoal.wire.trust import check_certificate
 
-WELCOME_S: Final = 10.0
+WELCOME_S: Final = 5.0
 SILENT_BEATS: Final = 3
 INBOX: Final = 64
 """Messages other than the desired set that may wait for the supervisor; the oldest go first."""
@@ -69,8 +69,12 @@ class MqttLink:
 
     def renewed(self) -> None:
         """Ends the open session, so that the next one uses the new files."""
+        self.end("this node's certificate was renewed")
+
+    def end(self, found: str) -> None:
+        """Ends the open session, if there is one."""
         if self._session is not None:
-            self._session.end(_over("this node's certificate was renewed"))
+            self._session.end(_over(found))
 
 
 class MqttSession:

@@ -12,6 +12,7 @@ from shoal.types.device import Role
 from shoal.types.units import SIZE, Bytes, parse_quantity
 
 ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
+LINKS = ("auto", "grpc", "mqtt")
 DEFAULT_STATE = "~/.local/state/shoal/agent"
 
 
@@ -29,7 +30,7 @@ class Address:
 @dataclass(frozen=True, slots=True)
 class Config:
     """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named;
-    enrol likewise.
+    enrol and mqtt (the region's broker) likewise. link: one of LINKS.
 
     publisher_keys: folder of the device's own keys, None for none.
     """
@@ -38,6 +39,8 @@ class Config:
     state_dir: Path
     coordinator: str
     enrol: str
+    link: str
+    mqtt: str
     grpc: Address
     rest: Address
     token: Address
@@ -81,6 +84,15 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="serve until SIGTERM")
     _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")
     _option(run, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
+    _option(
+        run,
+        "--link",
+        type=_link,
+        default="auto",
+        metavar="|".join(LINKS),
+        help="how to reach the coordinator; auto: gRPC, and MQTT where that does not hold and a broker is known",
+    )
+    _option(run, "--mqtt", default="", help="HOST:PORT of the region's MQTT broker; default: as told on join")
     _option(run, "--enrol", default="", help="HOST:PORT where certificates are renewed; default: as told on join")
     _option(run, "--grpc", type=_address, default="127.0.0.1:8001", help="HOST:PORT for requests, client certificate")
     _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
@@ -140,6 +152,13 @@ def _option(parser: argparse.ArgumentParser, flag: str, **settings: object) -> N
     parser.add_argument(flag, **settings)  # type: ignore[arg-type]
 
 
+def _link(text: str) -> str:
+    """Also of SHOAL_LINK, which argparse's own choices would not judge."""
+    if text not in LINKS:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not one of {', '.join(LINKS)}")
+    return text
+
+
 def _role(text: str) -> Role:
     """Also of SHOAL_ROLE, which argparse's own choices would not judge."""
     if text not in ROLES:
@@ -185,6 +204,8 @@ def config(parsed: argparse.Namespace) -> Config:
         state_dir=parsed.state_dir,
         coordinator=parsed.coordinator,
         enrol=parsed.enrol,
+        link=parsed.link,
+        mqtt=parsed.mqtt,
         grpc=parsed.grpc,
         rest=parsed.rest,
         token=parsed.token_port,

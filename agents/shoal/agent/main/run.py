@@ -16,12 +16,15 @@ from shoal.agent.identity import enrolment, host
 from shoal.agent.identity.membership import FileMembership
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.journal.files import FileJournal
-from shoal.agent.link.credentials import Files
+from shoal.agent.link.choice import ChosenLink, ChosenModels, Models
+from shoal.agent.link.credentials import Files, check_coordinator
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
+from shoal.agent.link.https import HttpsModels
+from shoal.agent.link.mqtt import MqttLink
 from shoal.agent.main.drivers import installed
 from shoal.agent.main.options import Address, Config
 from shoal.agent.main.timekeeper import Timekeeper
-from shoal.agent.ports import DriverOptions
+from shoal.agent.ports import Clock, DriverOptions, Log
 from shoal.agent.supervisor import Settings, Supervisor
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import StructuredLog
@@ -57,7 +60,6 @@ def run(config: Config) -> int:
 
 async def _serve(config: Config, member: enrolment.Member, files: Files, identity: Identity) -> None:
     log = StructuredLog(node=identity.name, region=identity.region)
-    coordinator = config.coordinator or member.coordinator
     timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
     clock = timekeeper.clock
     journal = FileJournal(config.state_dir / "journal", log)
@@ -75,10 +77,9 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
     listening = await front.start()
     guard = Guard(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(str(config.metrics), lambda: supervisor.snapshot, guard)
-    models = GrpcModels(files, coordinator)
     own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
     publishers = Publishers(config.state_dir / "publishers.json", own_keys, log)
-    link = GrpcLink(files, coordinator, clock, log)
+    link, models = _links(config, member, files, identity, clock, log)
     membership = FileMembership(
         config.identity,
         config.enrol or member.enrol,
@@ -121,6 +122,28 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         for task in beside:
             task.cancel()
         timekeeper.save()
+
+
+def _links(
+    config: Config, member: enrolment.Member, files: Files, identity: Identity, clock: Clock, log: Log
+) -> tuple[GrpcLink | MqttLink | ChosenLink, Models]:
+    """The link, and where models come from. Raises ShoalError(FIELD_INVALID)."""
+    coordinator, broker = config.coordinator or member.coordinator, config.mqtt or member.mqtt
+    grpc, grpc_models = GrpcLink(files, coordinator, clock, log), GrpcModels(files, coordinator)
+    if config.link == "grpc" or (config.link == "auto" and not broker):
+        return grpc, grpc_models
+    if not broker:
+        raise refuse(Code.FIELD_INVALID, "--link mqtt without a broker", "--mqtt HOST:PORT", "say where the broker is")
+    mqtt = MqttLink(files, broker, clock, log)
+    mqtt_models = HttpsModels(files, lambda: mqtt.models_address, clock)
+    if config.link == "mqtt":
+        return mqtt, mqtt_models
+
+    async def looks() -> bool:
+        return await check_coordinator(files, coordinator, clock.wall()) is None
+
+    chosen = ChosenLink(identity.name, grpc, mqtt, looks, clock, log)
+    return chosen, ChosenModels(chosen, grpc_models, mqtt_models)
 
 
 def _front_config(config: Config, files: Files, identity: Identity) -> FrontConfig:

@@ -19,7 +19,10 @@ log: Final = structlog.get_logger("shoal.coordinator.enrol")
 
 
 class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
-    """address: where the link and the API listen, enrol_address: where this does, as joiners shall dial them."""
+    """address: where the link and the API listen, enrol_address: where this does, as joiners shall dial them.
+
+    mqtt_address: of the region's broker; empty without one.
+    """
 
     def __init__(
         self,
@@ -28,12 +31,14 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
         renewal: Renewal,
         address: Callable[[], str],
         enrol_address: Callable[[], str],
+        mqtt_address: str = "",
     ) -> None:
         self._region = region
         self._enrolment = enrolment
         self._renewal = renewal
         self._address = address
         self._enrol_address = enrol_address
+        self._mqtt_address = mqtt_address
 
     async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
         peer = peer_ip(context.peer())
@@ -49,6 +54,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
             link_address=self._address(),
             api_address=self._address(),
             enrol_address=self._enrol_address(),
+            mqtt_address=self._mqtt_address,
         )
 
     async def Challenge(self, request: enrolment_pb2.ChallengeRequest, context: Any) -> enrolment_pb2.ChallengeReply:
