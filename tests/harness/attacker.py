@@ -12,7 +12,7 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 _AT_ONCE = 200
 Files = tuple[str, str] | None
@@ -20,11 +20,13 @@ Files = tuple[str, str] | None
 
 @dataclass
 class Seen:
-    """What the attacker saw: connections opened, refused, and how long the server let the others live (seconds)."""
+    """What the attacker saw: connections opened and refused; of those that stayed, how many the server ended, and how
+    long the longest of them lived, in seconds."""
 
     opened: int = 0
     refused: int = 0
-    lived_s: list[float] = field(default_factory=list)
+    ended: int = 0
+    longest_s: float = 0.0
 
 
 async def half(address: str, count: int, files: Files, seen: Seen) -> None:
@@ -94,7 +96,8 @@ async def _silent(address: str, drops: bytes, seen: Seen) -> None:
                 break
             writer.write(bytes((drop,)))
         await ended
-    seen.lived_s.append(asyncio.get_running_loop().time() - start)
+    seen.ended += 1
+    seen.longest_s = max(seen.longest_s, asyncio.get_running_loop().time() - start)
     writer.transport.abort()
 
 

@@ -21,9 +21,23 @@ CALM = 100
 
 
 @dataclass(frozen=True, slots=True)
+class Attack:
+    """What one process of `harness.attacker` does. files: of a client certificate that it has."""
+
+    kind: str
+    address: str
+    count: int
+    files: Files | None = None
+
+    def command(self) -> list[str]:
+        files = [str(self.files.certificate), str(self.files.key)] if self.files else []
+        return ["-m", "harness.attacker", self.kind, self.address, str(self.count), *files]
+
+
+@dataclass(frozen=True, slots=True)
 class Toll:
-    """slower: the victim's median and 99th percentile, during the attack over before it. ours_s, theirs_s: CPU.
-    grown: bytes of our processes. failed: calls of the victim. attacker: what it said of itself."""
+    """slower: the victim's median and 99th percentile, during the attacks over before them. ours_s, theirs_s: CPU.
+    grown: bytes of our processes. failed: calls of the victim. attackers: what each said of itself."""
 
     calls: int
     failed: int
@@ -34,7 +48,7 @@ class Toll:
     ours_s: float
     theirs_s: float
     grown: int
-    attacker: dict[str, Any]
+    attackers: list[dict[str, Any]]
 
     def figures(self) -> dict[str, Any]:
         """For the report."""
@@ -51,16 +65,9 @@ class Toll:
 
 
 async def beside(
-    ask: Callable[[], Awaitable[object]],
-    pids: Sequence[int],
-    kind: str,
-    address: str,
-    count: int,
-    *,
-    for_s: float,
-    files: Files | None = None,
+    ask: Callable[[], Awaitable[object]], pids: Sequence[int], attacks: Sequence[Attack], *, for_s: float
 ) -> Toll:
-    """Asks again and again while `harness.attacker` does `kind`, until that is done or `for_s` is over."""
+    """Asks again and again during the attacks, until all of them are done or `for_s` is over."""
     loop = asyncio.get_running_loop()
     ours = [psutil.Process(pid) for pid in pids]
 
@@ -71,22 +78,10 @@ async def beside(
 
     calm = sorted([await once() for _ in range(CALM)])
     cpu, memory = _cpu(ours), _memory(ours)
-    command = ["-m", "harness.attacker", kind, address, str(count)]
-    if files is not None:
-        command += [str(files.certificate), str(files.key)]
-    attacker = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        cwd=Path(__file__).parents[1],
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert attacker.stdout is not None
-    assert json.loads(await attacker.stdout.readline())["event"] == "attacking"
-    ended = asyncio.create_task(attacker.stdout.readline())
+    most, failed = memory, 0
     taken: list[float] = []
-    failed = 0
-    most = memory
+    attackers = [await _start(attack) for attack in attacks]
+    ended = asyncio.gather(*(attacker.stdout.readline() for attacker in attackers if attacker.stdout))
     try:
         end = loop.time() + for_s
         while not ended.done() and loop.time() < end:
@@ -96,11 +91,13 @@ async def beside(
                 failed += 1
             most = max(most, _memory(ours))
     finally:
-        assert attacker.stdin is not None
-        attacker.stdin.close()
+        for attacker in attackers:
+            assert attacker.stdin is not None
+            attacker.stdin.close()
         async with asyncio.timeout(20):
-            said = json.loads(await ended)
-        await attacker.wait()
+            said = [json.loads(line) for line in await ended]
+        for attacker in attackers:
+            await attacker.wait()
     hurt = sorted(taken) or [for_s]
     return Toll(
         calls=len(taken) + failed,
@@ -110,10 +107,25 @@ async def beside(
         slower_p50=_at(hurt, 0.5) / _at(calm, 0.5),
         slower_p99=_at(hurt, 0.99) / _at(calm, 0.99),
         ours_s=_cpu(ours) - cpu,
-        theirs_s=said["cpu_s"],
+        theirs_s=sum(each["cpu_s"] for each in said),
         grown=most - memory,
-        attacker=said,
+        attackers=said,
     )
+
+
+async def _start(attack: Attack) -> asyncio.subprocess.Process:
+    """Returns when the attack is under way."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *attack.command(),
+        cwd=Path(__file__).parents[1],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=2**24,
+    )
+    assert started.stdout is not None
+    assert json.loads(await started.stdout.readline())["event"] == "attacking"
+    return started
 
 
 def _at(values: Sequence[float], share: float) -> float:

@@ -80,6 +80,7 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128  # with socketserver's five a few strangers keep everybody from connecting
 
     def __init__(self, page: Page, host: str, port: int, guard: Guard) -> None:
         self.address_family = AF_INET6 if ":" in host else AF_INET

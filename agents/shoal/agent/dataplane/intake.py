@@ -27,30 +27,27 @@ MOST_S: Final = 60.0
 
 
 class _Places:
-    """So many at once. Where all are taken, those inside have no more than GRACE_S from when they came."""
+    """So many at once. Where all are taken, all have no more than GRACE_S from when they came in."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
         self._inside: dict[asyncio.Timeout, float] = {}
-        self.waiting = 0
 
-    async def __aenter__(self) -> None:
-        """Raises Refused(OVERLOADED) when no place comes free in GRACE_S."""
+    async def __aenter__(self) -> bool:
+        """Whether there was a crowd. Raises Refused(OVERLOADED) when no place comes free in GRACE_S."""
         if not self._free.locked():
             await self._free.acquire()
-            return
+            return False
         now = asyncio.get_running_loop().time()
         for limit, since in self._inside.items():
             if not limit.expired():
                 limit.reschedule(max(now, since + GRACE_S))
-        self.waiting += 1
         try:
             async with asyncio.timeout(GRACE_S):
                 await self._free.acquire()
         except TimeoutError as error:
             raise _too_much("messages that do not arrive, in every place", "a free place") from error
-        finally:
-            self.waiting -= 1
+        return True
 
     async def __aexit__(self, *_error: object) -> None:
         self._free.release()
@@ -104,7 +101,7 @@ class Intake:
         """Inside `call`: while one message is read. Raises ShoalError(TOO_SLOW) when that takes too long."""
         own, shared = self._held[caller].places, self._places
         try:
-            async with own, shared, asyncio.timeout(GRACE_S if own.waiting or shared.waiting else most_s) as limit:
+            async with own as mine, shared as ours, asyncio.timeout(GRACE_S if mine or ours else most_s) as limit:
                 with own.limited(limit), shared.limited(limit):
                     yield
         except TimeoutError as error:
