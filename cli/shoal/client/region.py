@@ -110,6 +110,27 @@ class Region:
     def doctor(self) -> operator_pb2.DoctorReply:
         return self._call(self._operator.Doctor, operator_pb2.DoctorRequest())  # type: ignore[no-any-return]
 
+    def revoke(self, name: str, *, role: str = "", reason: str) -> tuple[str, ...]:
+        """The serials of the certificates that are refused from now on. role: empty for the node of that name."""
+        request = operator_pb2.RevokeRequest(name=name, role=role, reason=reason)
+        return tuple(self._call(self._operator.Revoke, request).serials)
+
+    def settle(self, node: str, *, keep: str = "running") -> operator_pb2.NodeView:
+        request = operator_pb2.SettleRequest(node=node, keep=keep)
+        return self._call(self._operator.Settle, request).node  # type: ignore[no-any-return]
+
+    def release(self, node: str) -> operator_pb2.NodeView:
+        request = operator_pb2.ReleaseNodeRequest(node=node)
+        return self._call(self._operator.Release, request).node  # type: ignore[no-any-return]
+
+    def authority(self) -> operator_pb2.GetAuthorityReply:
+        request = operator_pb2.GetAuthorityRequest()
+        return self._call(self._operator.GetAuthority, request)  # type: ignore[no-any-return]
+
+    def rotate(self, stage: str = "") -> operator_pb2.GetAuthorityReply:
+        request = operator_pb2.RotateAuthorityRequest(stage=stage)
+        return self._call(self._operator.RotateAuthority, request).authority  # type: ignore[no-any-return]
+
     def models(self, name: str = "") -> tuple[artifacts_pb2.Model, ...]:
         request = artifacts_pb2.ListModelsRequest(name=name)
         return tuple(self._call(self._artifacts.List, request).models)

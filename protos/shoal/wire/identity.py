@@ -23,7 +23,7 @@ NODES: Final = frozenset({Role.AGENT, Role.GATEWAY})
 COORDINATOR_USER: Final = "shoal.coordinator"
 """At an MQTT broker. Names have no dots, so no node is called that."""
 
-BACKDATED_S: Final = 300.0
+BACKDATED_S: Final = 3600.0
 """A certificate of ours begins this much before it is made: clocks differ."""
 
 _URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")

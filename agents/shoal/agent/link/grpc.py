@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -28,6 +29,7 @@ class GrpcSession:
         self._call = call
         self._channel = channel
         self._log = log
+        self._leaving: asyncio.Future[None] | None = None
 
     async def send(self, message: FromAgent) -> None:
         wire = nouns.from_agent_to_wire(message)
@@ -47,11 +49,16 @@ class GrpcSession:
                 self._log("message_dropped", error=True, refusal=str(error))
 
     def end(self) -> None:
-        """Whoever receives from it hears that it is over."""
-        self._call.cancel()
+        """No more is sent; the coordinator then ends it too, which whoever receives hears. (To cancel the call would
+        cancel whoever waits for it.)"""
+        self._leaving = asyncio.ensure_future(self._say_no_more())
+
+    async def _say_no_more(self) -> None:
+        with suppress(grpc.RpcError, asyncio.InvalidStateError):  # it was over already
+            await self._call.done_writing()
 
     async def close(self) -> None:
-        self.end()
+        self._call.cancel()
         await self._channel.close(None)
 
 

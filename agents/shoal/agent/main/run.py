@@ -86,7 +86,7 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         clock,
         log,
         renewed=link.renewed,
-        learned=lambda wall: clock.told("enrolment", wall),
+        learned=lambda wall: timekeeper.confirm("enrolment", wall),
     )
     options = DriverOptions(emulate=config.emulate, time_scale=config.time_scale)
     node = _node(config, member, identity, listening, metrics_port)
