@@ -80,10 +80,11 @@ class Snapshot:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """The session that is open."""
+    """The session that is open. heartbeat_s: as the coordinator last said it, in its welcome or with a desired set."""
 
     session: Session
     welcome: Welcome
+    heartbeat_s: Seconds
     reporter: sessions.Reporter = field(default_factory=sessions.Reporter)
     receipts: tuple[SignedReceipt, ...] = ()
     reported: asyncio.Event = field(default_factory=asyncio.Event)
@@ -316,7 +317,7 @@ class Supervisor:
                 await self._report(self._open, self._snapshot)
 
     def _heartbeat(self) -> Seconds:
-        return self._open.welcome.heartbeat_s if self._open else Seconds(self._settings.heartbeat_s)
+        return self._open.heartbeat_s if self._open else Seconds(self._settings.heartbeat_s)
 
     async def _sample_forever(self) -> None:
         """Apart from the beat: a worker that does not answer must not make the node look silent."""
@@ -420,7 +421,7 @@ class Supervisor:
 
     async def _converse(self, session: Session, hello: Hello) -> Refused:
         """One session from its welcome to its end, and why it ended."""
-        link = _Open(session, session.welcome)
+        link = _Open(session, session.welcome, session.welcome.heartbeat_s)
         refusal = sessions.check_welcome(hello, link.welcome)
         if refusal is not None:
             await session.close()
@@ -466,10 +467,17 @@ class Supervisor:
             case sessions.Accept(desired):
                 self._offered = desired
                 self._unsaved.set()
+                self._beat_every(link, desired.heartbeat_s)
             case sessions.Held():
-                pass
+                self._beat_every(link, offered.heartbeat_s)
             case Refusal() as refusal:
                 self.tell(refusal.code, "desired set", str(refusal))
+
+    def _beat_every(self, link: _Open, seconds: Seconds) -> None:
+        """From now on, before the set is on disk: whoever counts the beats does so already."""
+        if link.heartbeat_s != seconds:
+            link.heartbeat_s = seconds
+            self._changed.set()
 
     # receipts and the cache
 

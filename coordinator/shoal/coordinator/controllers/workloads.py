@@ -27,6 +27,7 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
+from shoal.coordinator.core.fleet.updates import retimed
 from shoal.coordinator.core.placement.model import Plan, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
@@ -134,7 +135,7 @@ class WorkloadsController:
         self.catalog = catalog
         self.intents = catalog.intents
         self.signatures = catalog.signatures(self._region)
-        self._fleet.fleet = replace(self._fleet.fleet, timing=timing(self.intents))
+        self._fleet.fleet = retimed(self._fleet.fleet, timing(self.intents), self._clock.now())
         self._changed()
 
     async def load_credentials(self) -> None:

@@ -112,6 +112,17 @@ def test_silence_makes_suspect_then_lost_and_a_beat_makes_ready() -> None:
     assert [(change.before, change.after) for change in changes] == [(Liveness.LOST, Liveness.READY)]
 
 
+def test_a_shorter_beat_counts_once_the_nodes_can_have_heard_of_it() -> None:
+    fleet = beat(fleet_of(A, node("b")), A, 2, 0.9)
+    fleet = updates.retimed(fleet, Timing(Seconds(0.2), Seconds(2.0)), Elapsed(1.0))
+    found = []
+    for tick in range(2, 12):
+        fleet = beat(fleet, A, 1 + tick, tick * 0.5)
+        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        found += [(tick * 0.5, change.node, change.after) for change in changes]
+    assert found == [(4.0, "b", Liveness.LOST)]
+
+
 def test_an_observer_that_paused_suspects_nobody_before_a_window() -> None:
     fleet, _ = judge(fleet_of(A, node("b")), Elapsed(1.0))
     fleet, changes = judge(fleet, Elapsed(31.0))

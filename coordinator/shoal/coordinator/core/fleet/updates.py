@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.checks import check_observed, check_reading, check_receipt, check_status
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Twins
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Timing, Twins
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Reading
@@ -25,6 +25,14 @@ def restored(nodes: tuple[NodeState, ...], fleet: Fleet, now: Elapsed) -> Fleet:
     }
     patient_until = Elapsed(now + fleet.timing.lost_after_s)
     return replace(fleet, nodes=seen, patient_until=patient_until, ticked_at=now, mass_silence=None)
+
+
+def retimed(fleet: Fleet, timing: Timing, now: Elapsed) -> Fleet:
+    """Silence is judged by other rules from now on. A shorter beat counts only once the nodes can have heard of it."""
+    if timing.suspect_after_s >= fleet.timing.suspect_after_s:
+        return replace(fleet, timing=timing)
+    patient_until = Elapsed(max(fleet.patient_until, now + fleet.timing.suspect_after_s))
+    return replace(fleet, timing=timing, patient_until=patient_until)
 
 
 def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) -> Fleet:
