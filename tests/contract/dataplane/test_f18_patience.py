@@ -69,7 +69,7 @@ async def test_far_away_is_no_fault(authority: Authority, patience: Patience) ->
         way_to(port, delay_s=FAR_S) as way,
         channel(authority, way.port, patience) as to,
     ):
-        assert await to.unary_unary("/x/Echo")(b"hello", timeout=30.0) == b"hello"
+        assert await to.unary_unary("/x/Echo", None, None)(b"hello", timeout=30.0) == b"hello"
 
 
 @PATIENCE
@@ -81,15 +81,15 @@ async def test_f18_peer_that_takes_everything_and_answers_nothing(
 
     method: called after the way broke, or inside when it does."""
     async with server(authority) as port, way_to(port) as way, channel(authority, way.port, patience) as to:
-        assert await to.unary_unary("/x/Echo")(b"hello", timeout=30.0) == b"hello"
-        inside = to.unary_unary("/x/Hang")(b"", timeout=60.0) if method == "Hang" else None
+        assert await to.unary_unary("/x/Echo", None, None)(b"hello", timeout=30.0) == b"hello"
+        inside = to.unary_unary("/x/Hang", None, None)(b"", timeout=60.0) if method == "Hang" else None
         if inside is not None:
-            assert await to.unary_unary("/x/Echo")(b"after it", timeout=30.0) == b"after it"
+            assert await to.unary_unary("/x/Echo", None, None)(b"after it", timeout=30.0) == b"after it"
         way.held = True
         loop = asyncio.get_running_loop()
         start = loop.time()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await (inside or to.unary_unary("/x/Echo")(b"lost", timeout=60.0))
+            await (inside or to.unary_unary("/x/Echo", None, None)(b"lost", timeout=60.0))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         # grpc sends no two pings within a second
         assert loop.time() - start <= max(1.0, patience.ping_s) + patience.stuck_s + SLACK_S
