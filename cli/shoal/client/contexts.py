@@ -25,6 +25,8 @@ class Context:
     gateway_rest: str = ""
     gateway_grpc: str = ""
     tenant: str = "default"
+    enrolment: str = ""
+    """host:port where the certificate is renewed; empty: somebody else keeps the files fresh."""
 
     @property
     def certificate(self) -> Path:

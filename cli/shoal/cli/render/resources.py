@@ -140,8 +140,16 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("ROLE", lambda row: row.node.role),
         (
             "LIVENESS",
-            lambda row: (
-                row.liveness + (", cordoned" if row.cordoned else "") + (", quarantined" if row.quarantined else "")
+            lambda row: ", ".join(
+                word
+                for word, holds in (
+                    (row.liveness, True),
+                    ("cordoned", row.cordoned),
+                    ("quarantined", row.quarantined),
+                    ("revoked", row.revoked),
+                    ("twins", bool(row.twins)),
+                )
+                if holds
             ),
         ),
         (

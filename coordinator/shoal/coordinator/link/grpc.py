@@ -21,7 +21,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import Hello, Refused, ToAgent
 from shoal.v1 import link_pb2, link_pb2_grpc
 from shoal.wire import nouns
-from shoal.wire.identity import Identity, identity_of_context
+from shoal.wire.identity import Identity, identity_of_context, peer_ip
 
 HELLO_S: Final = 10.0
 MOST_INVALID: Final = 20
@@ -67,7 +67,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         hello = await self._hello(request_iterator, identity)
         outbox = Outbox()
         try:
-            refusal = await finish(self._open(events, identity, hello, outbox))
+            refusal = await finish(self._open(events, identity, hello, outbox, peer_ip(context.peer())))
             if refusal is not None:
                 yield nouns.to_agent_to_wire(Refused(refusal, fatal=False))
                 return
@@ -86,8 +86,10 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                 log.info("session closed", node=identity.name, epoch=outbox.epoch)
                 await events.closed(identity.name, outbox.epoch)
 
-    async def _open(self, events: LinkEvents, identity: Identity, hello: Hello, outbox: Outbox) -> Refusal | None:
-        answer = await events.opened(identity.name, identity.role, hello)
+    async def _open(
+        self, events: LinkEvents, identity: Identity, hello: Hello, outbox: Outbox, peer: str
+    ) -> Refusal | None:
+        answer = await events.opened(identity.name, identity.role, hello, peer=peer)
         if isinstance(answer, Refusal):
             self._meter.count("sessions_refused", code=answer.code)
             log.warning("session refused", node=identity.name, code=answer.code, found=answer.found)
