@@ -42,8 +42,8 @@ class Stack:
         self.control = Control(folder / "dev", self.contexts)
         self._up: Up | None = None
 
-    def up(self, agents: int) -> None:
-        self._up = self.control.up(agents, lambda text: None)
+    def up(self, agents: int, link: str = "grpc") -> None:
+        self._up = self.control.up(agents, lambda text: None, link=link)
 
     def down(self) -> None:
         """Nothing of it runs when this returns."""
@@ -213,10 +213,10 @@ def _alive(processes: dict[Process, str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def region(folder: Path, agents: int) -> Iterator[Stack]:
+def region(folder: Path, agents: int, link: str = "grpc") -> Iterator[Stack]:
     stack = Stack(folder)
     try:
-        stack.up(agents)
+        stack.up(agents, link)
         stack.push(relu().SerializeToString(), "relu")
         yield stack
     finally:
@@ -275,13 +275,13 @@ class Load:
             for done in list(history.done)
         )
 
-    def latencies(self, since: float) -> list[float]:
-        """Seconds, of every answer to a request that was sent after `since`."""
+    def latencies(self, since: float, until: float) -> list[float]:
+        """Seconds, of every answer so far to a request that was sent between the two."""
         return [
             done.end - done.start
             for history in self.histories
             for done in list(history.done)
-            if done.outcome is Outcome.OK and done.start >= since
+            if done.outcome is Outcome.OK and since <= done.start < until
         ]
 
     def wait_for(self, count: int, *, after_s: float = 0.0) -> None:

@@ -20,15 +20,16 @@ FLAPS = 10
 
 @dataclass(frozen=True)
 class Scale:
-    """Seconds. for_good: of the last cut, which outlasts `lost_after`."""
+    """Seconds. up: between two flaps. for_good: of the last cut, which outlasts `lost_after`."""
 
     flap: float
+    up: float
     for_good: float
     partition: str
 
 
-AS_SHIPPED = Scale(5.0, 360.0, "{}")
-A_QUARTER = Scale(1.25, 4.0, "{heartbeat: 250ms, lost_after: 2500ms}")
+AS_SHIPPED = Scale(5.0, 5.0, 360.0, "{}")
+A_QUARTER = Scale(1.25, 0.75, 4.0, "{heartbeat: 250ms, lost_after: 2500ms}")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_f19_ten_flaps_and_a_long_cut(region: ApartStack, scale: Scale) -> None:
                 near.wait_for(1, after_s=seconds)
                 dropped += region.net.dropped(*cut)
                 region.net.heal()
-                far.wait_for(1, after_s=scale.flap)
+                far.wait_for(1, after_s=scale.up)
             assert dropped > 0
             changes = _codes(region, last, "NODE_LOST")
             wait_until(region.is_whole, 60.0, "the region to be whole")

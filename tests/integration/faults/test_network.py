@@ -3,6 +3,7 @@
 Every cut is in the path of packets, and its counter must have moved. Times are as shipped: a heartbeat a second.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -120,47 +121,36 @@ def test_f18_half_open_link(region: ApartStack) -> None:
     record("F18", "P", 3, where="link", found_s=told, all_back_s=back_s)
 
 
-@pytest.mark.parametrize("way", ["up", "down", "peers"])
-def test_f22_asymmetric_cut(region: ApartStack, way: str) -> None:
-    """One direction only, or two machines that do not see each other while both see the coordinator: at most one
-    change of state a window, and at most one replacement."""
+@pytest.mark.parametrize("where", ["coordinator", "peers"])
+def test_f22_asymmetric_cut(region: ApartStack, where: str) -> None:
+    """One direction only, each on a machine of its own; or two machines that do not see each other while both see the
+    coordinator: at most one change of state a window, and at most one replacement."""
     net = region.net
     workers, last = region.workers(), region.events()[-1].sequence
     with gateway_load(region, "pair") as load:
-        if way == "peers":
+        if where == "peers":
             cuts: tuple[str, ...] = net.cut("gateway", "edge-npu"), net.cut("edge-npu", "gateway")
         else:
-            cuts = _one_way(net, "edge-npu", way == "up")
-        load.wait_for(40, after_s=PartitionRule().lost_after_s / 2)
-        dropped = net.dropped(*cuts)
+            cuts = *_one_way(net, "edge-npu", True), *_one_way(net, "cloud-gpu", False)
+        load.wait_for(40, after_s=PartitionRule().lost_after_s / (5 if where == "peers" else 2))
+        dropped = [net.dropped(cut) for cut in cuts]
         net.heal()
         load.wait_for(40)
     verdict = load.verdict()
     region.whole()
     events = region.events(last)
-    changes = [
-        event.code
-        for event in events
-        if event.node == "edge-npu" and event.code in ("NODE_SUSPECT", "NODE_LOST", "NODE_READY")
-    ]
+    changes = Counter(event.node for event in events if event.code in ("NODE_SUSPECT", "NODE_LOST", "NODE_READY"))
     assigned = [event for event in events if event.code == "ASSIGNED"]
-    assert dropped > 0
+    assert min(dropped) > 0
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
-    assert len(changes) <= (0 if way == "peers" else 2), changes
-    assert len(assigned) <= 1
+    assert set(changes) <= (set() if where == "peers" else {"edge-npu", "cloud-gpu"})
+    assert set(changes.values()) <= {2}, "away once, back once"
+    assert len(assigned) <= len(changes)
     assert region.workers() == workers, "nothing was restarted"
     record(
-        "F22",
-        "P",
-        1,
-        cut=way,
-        sent=verdict.sent,
-        lost=0,
-        changes=len(changes),
-        replacements=len(assigned),
-        slowest_s=round(verdict.slowest_s, 2),
-        packets_dropped=dropped,
-    )
+        "F22", "P", 1, cut=where, sent=verdict.sent, lost=0, changes=dict(changes), replacements=len(assigned),
+        slowest_s=round(verdict.slowest_s, 2), packets_dropped=sum(dropped),
+    )  # fmt: skip
 
 
 def _one_way(net: Network, node: str, up: bool) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ code, and whether the replica may have begun to work on the request.
 
 import asyncio
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -33,7 +33,10 @@ from shoal.types.units import Seconds
 from shoal.wire import limits, status
 from shoal.wire.identity import dns_of
 
-CONNECT_TIMEOUT_S: Final = 2.0
+CONNECT_TIMEOUT_S: Final = 1.2
+PING_EVERY_S: Final = 0.4
+SILENT_S: Final = 1.2
+"""A worker with requests inside that does not answer a ping for so long gets no more time: they go elsewhere."""
 CALLS_END_S: Final = 120.0
 """A channel that is left for another lasts so long for the calls inside."""
 WAY_OPENS_S: Final = 0.75
@@ -75,7 +78,7 @@ class Workers:
         self._workers: dict[str, LocalWorker] = {}
         self._clients: dict[LocalWorker, FrameClient] = {}
         self._connecting: dict[LocalWorker, asyncio.Lock] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def assignments(self) -> Collection[str]:
@@ -104,7 +107,7 @@ class Workers:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
-        for task in tuple(self._leaving):
+        for task in tuple(self._tasks):
             task.cancel()
 
     async def _call(self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], left_s: Seconds) -> bytes:
@@ -142,13 +145,17 @@ class Workers:
                 raise AttemptFailed(error.refusal, sent=False) from error
             if self._workers.get(assignment) is worker:
                 self._clients[worker] = client
+            self._beside(_watch(client))
             return worker, client
 
     def _close_if_idle(self, client: FrameClient) -> None:
         if client.in_flight == 0:
-            task = asyncio.create_task(client.close())
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._beside(client.close())
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class Peers:
@@ -258,6 +265,22 @@ async def _open(channel: grpc.aio.Channel) -> None:
 def _unopened(found: str) -> AttemptFailed:
     refusal = Refusal(Code.REPLICA_UNREACHABLE, found, f"a connection within {WAY_OPENS_S:g}s", "retry")
     return AttemptFailed(refusal, sent=False)
+
+
+async def _watch(client: FrameClient) -> None:
+    """For as long as the connection lives. A process that is stopped, or hangs, keeps its connections."""
+    while not client.closed:
+        await asyncio.sleep(PING_EVERY_S)
+        if client.in_flight == 0:
+            continue
+        try:
+            await client.call("ping", timeout=SILENT_S)
+        except ConnectionLost:
+            return
+        except ShoalError as error:
+            if error.code is Code.DEADLINE_EXCEEDED:
+                found = f"the worker has not answered for {SILENT_S:g}s"
+                client.abandon(Refusal(Code.REPLICA_UNREACHABLE, found, "a sign of life", "retry"))
 
 
 def _failure(error: grpc.aio.AioRpcError) -> AttemptFailed:

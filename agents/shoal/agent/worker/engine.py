@@ -5,7 +5,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import ml_dtypes
@@ -132,12 +132,7 @@ def generate(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
     shapes: of inputs with dynamic axes; an axis that is not given is 1.
     """
     feeds: dict[str, Array] = {}
-    for spec in inputs:
-        given = shapes.get(spec.name, ())
-        shape = tuple(
-            dim if dim >= 0 else (given[axis] if axis < len(given) else 1)
-            for axis, dim in enumerate(spec.shape or given)
-        )
+    for spec, shape in reference_shapes(inputs, shapes):
         dtype = DATATYPES[spec.dtype].dtype
         if dtype == np.object_:
             feeds[spec.name] = np.full(shape, "a", dtype=np.object_)
@@ -149,6 +144,21 @@ def generate(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
             golden = np.arange(math.prod(shape), dtype=np.float64) * 0.6180339887498949
             feeds[spec.name] = (golden % 1).reshape(shape).astype(dtype)
     return feeds
+
+
+def reference_shapes(
+    inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[TensorSpec, tuple[int, ...]]]:
+    """Each input with its shape; a dynamic axis is as `shapes` says, else 1."""
+    for spec in inputs:
+        given = shapes.get(spec.name, ())
+        yield (
+            spec,
+            tuple(
+                dim if dim >= 0 else (given[axis] if axis < len(given) else 1)
+                for axis, dim in enumerate(spec.shape or given)
+            ),
+        )
 
 
 def warm_up(

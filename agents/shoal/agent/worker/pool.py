@@ -55,7 +55,8 @@ _SPARE_RETRY_S: Final = 2.0
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """memory_floor, memory_slack: a worker may map floor + slack x what its assignment commits, since it maps more than
-    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed.
+    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed, and one
+    that does nothing at all meanwhile (it was stopped, or its threads wait for each other) much sooner.
     share_at_most, share_bytes: how many models may share a worker, and what may be committed for them together."""
 
     spare: bool = True
@@ -343,12 +344,15 @@ class ProcessWorkers:
         client = process.client
         assert client is not None
         now = asyncio.get_running_loop().time()
+        before = process.used_s()
         try:
             report = unpack(WorkerReport, (await client.call("status", timeout=_STATUS_S)).payload)
         except ShoalError:
             process.silent_since = process.silent_since or now
-            if now - process.silent_since >= self._options.stuck_after_s and not process.gone.is_set():
-                found = f"silent for {now - process.silent_since:.0f}s"
+            silent_s = asyncio.get_running_loop().time() - process.silent_since
+            still = silent_s >= _STATUS_S and process.rests() and process.used_s() == before
+            if (still or silent_s >= self._options.stuck_after_s) and not process.gone.is_set():
+                found = f"silent for {silent_s:.0f}s{', and used no processor' if still else ''}"
                 process.verdict = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
                 self._end(process)
             return

@@ -27,6 +27,7 @@ _KEPT_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
 """What of the supervisor's environment a worker sees; it may hold secrets."""
 _CALL: Final = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
 _CALLS: Final = 4
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class WorkerProcess:
@@ -167,6 +168,23 @@ class WorkerProcess:
         """(whether it fell by its own fault, why it is gone). oom: the kernel killed for memory meanwhile."""
         stack = self._crash.read_text(errors="replace") if self._crash.exists() else ""
         return judge_exit(self.returncode, brief_stack(stack), oom=oom)
+
+    def used_s(self) -> float:
+        """Processor time so far; 0 once it is gone."""
+        fields = self._stat()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
+
+    def rests(self) -> bool:
+        """It was stopped, or waits for something other than a processor or a disk."""
+        fields = self._stat()
+        return bool(fields) and fields[0] in "STt"
+
+    def _stat(self) -> list[str]:
+        """What /proc/PID/stat says after the name."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return []
 
     def busy(self) -> frozenset[str]:
         """Assignments with requests in flight, as the process itself last noted: it can be read after its end."""
