@@ -7,6 +7,8 @@ from shoal.types.units import Elapsed, Seconds
 
 MASS_NODES = 3
 MASS_SHARE = 1 / 3
+LATE_BEATS = 1.5
+"""A node that is silent for so long has missed a beat: where others are suspect already, it fell silent with them."""
 
 
 def judge(fleet: Fleet, now: Elapsed) -> tuple[Fleet, tuple[LivenessChange, ...]]:
@@ -66,7 +68,11 @@ def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:
 
 
 def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
-    """Begins when >= 3 nodes and >= a third of those alive fell silent in one window; ends when that is no more so."""
+    """Begins when >= 3 nodes and >= a third of those alive fell silent in one window; ends when that is no more so.
+
+    Those that fell silent together do not become suspect together: once one is, the late ones count too, or the first
+    ones would be replaced before the last is missed.
+    """
     window = fleet.timing.lost_after_s
     ongoing = fleet.mass_silence
     if ongoing is not None and now >= ongoing.since + 2 * window:
@@ -76,12 +82,20 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
     silent = [
         state.name
         for state in fleet.nodes.values()
-        if state.liveness in (Liveness.SUSPECT, Liveness.LOST)
+        if (state.liveness in (Liveness.SUSPECT, Liveness.LOST) or _is_late(state, fleet, now))
         and state.epoch > 0
         and state.heard_at >= first
         and not state.revoked
     ]
-    alive = sum(state.liveness is Liveness.READY for state in fleet.nodes.values())
+    if all(fleet.nodes[name].liveness is Liveness.READY for name in silent):
+        return None
+    alive = sum(
+        state.liveness is Liveness.READY and not _is_late(state, fleet, now) for state in fleet.nodes.values()
+    )
     if len(silent) < MASS_NODES or len(silent) < MASS_SHARE * (alive + len(silent)):
         return None
     return MassSilence(since, tuple(sorted(silent)))
+
+
+def _is_late(state: NodeState, fleet: Fleet, now: Elapsed) -> bool:
+    return state.liveness is Liveness.READY and now - state.heard_at > LATE_BEATS * fleet.timing.heartbeat_s

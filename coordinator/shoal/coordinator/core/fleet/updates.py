@@ -34,13 +34,15 @@ def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) ->
         known = NodeState(node=node, heard_at=now, since=now)
     elif epoch <= known.epoch:
         return fleet
+    # A hello is no sign of life but the first one: who hears no answer says hello for ever.
+    heard_at = max(now, known.heard_at) if known.liveness is Liveness.NEVER_SEEN else known.heard_at
     if known.node.boot_id != node.boot_id:
         known = replace(known, observed={}, readings={}, ingress=(), reported=False, front_ready=False, version=None)
     receipts = {name: receipt for name, receipt in known.receipts.items() if _still_holds(receipt, node)}
     return fleet.put(
         replace(
-            _heard(known, now, wall), node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts,
-            revoked=False,
+            known, node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts, last_seen=wall,
+            heard_at=heard_at, revoked=False,
             readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
         )
     )  # fmt: skip
