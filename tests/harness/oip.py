@@ -74,17 +74,11 @@ class GrpcClient:
     """files: for a client certificate; authority alone with `bearer`."""
 
     def __init__(
-        self,
-        port: int,
-        authority: bytes,
-        files: Files | None = None,
-        bearer: str = "",
-        server_name: str = "localhost",
-        host: str = "127.0.0.1",
+        self, port: int, authority: bytes, files: Files | None = None, bearer: str = "", server_name: str = "localhost"
     ) -> None:
         certificate, key = (files.certificate.read_bytes(), files.key.read_bytes()) if files else (None, None)
         self.channel = grpc.aio.secure_channel(
-            f"{host}:{port}",
+            f"127.0.0.1:{port}",
             grpc.ssl_channel_credentials(authority, key, certificate),
             (
                 ("grpc.ssl_target_name_override", server_name),

@@ -8,11 +8,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from shoal.policies.quantities import (
     Carbon,
     Cost,
-    Day,
     Duration,
     Energy,
     Intensity,
-    KeyText,
     Line,
     Name,
     Pattern,
@@ -93,13 +91,11 @@ class Availability(Part):
 
 
 class SignedModel(Part):
-    """One of these keys, which the Region's `keys` declare, must have signed the model."""
-
     keys: Many[Name]
 
 
 class Trust(Part):
-    """capability, within: a device must have a receipt that was measured, not declared, and within that time."""
+    """A device must have a receipt that was measured, not declared, and `within` that time."""
 
     capability: Literal["measured"] = "measured"
     within: Duration | None = None
@@ -365,20 +361,11 @@ class Trade(Part):
     hold_share: Share | None = None
 
 
-class ModelKey(Part):
-    """A publisher's public key under the name that policies give it. until: the last day (UTC) on which it counts."""
-
-    name: Name
-    key: KeyText
-    until: Day | None = None
-
-
 class RegionSpec(Part):
     location: Location = Location()
     price: Price | None = None
     carbon: CarbonSignal | None = None
     trade: Many[Trade] = ()
-    keys: Many[ModelKey] = ()
 
 
 class Region(Part):

@@ -13,7 +13,6 @@ from contract.agent.test_journal import Heard
 from harness.report import record
 from harness.wait import until
 from shoal.agent.cache.directory import DirectoryCache
-from shoal.agent.cache.publishers import Publishers
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
 
@@ -50,8 +49,7 @@ class Origin:
 
 
 def cache(folder: Path, origin: Origin, *, quota: int = 10**9, low_water: int = 0) -> DirectoryCache:
-    publishers = Publishers(folder / "publishers.json", (), Heard())
-    return DirectoryCache(folder, origin.fetch, publishers, Heard(), quota=Bytes(quota), low_water=Bytes(low_water))
+    return DirectoryCache(folder, origin.fetch, Heard(), quota=Bytes(quota), low_water=Bytes(low_water))
 
 
 def model(seed: int, size: int = 10_000) -> bytes:

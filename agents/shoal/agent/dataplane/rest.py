@@ -10,9 +10,8 @@ import json
 import math
 import ssl
 import zlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -22,7 +21,6 @@ import structlog
 
 from shoal.agent.dataplane import tensors
 from shoal.agent.dataplane.grpc import NO_REPOSITORY_CONTROL
-from shoal.agent.dataplane.intake import Intake
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.transport import (
     HOP_KEY,
@@ -40,12 +38,9 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 from shoal.wire import status
 from shoal.wire.identity import Identity, identity_of_der
-from shoal.wire.undated import NO_CHECK_TIME
 
 MAX_HEAD: Final = 32 * 2**10
 MAX_CONNECTIONS: Final = 1024
-MAX_CONNECTIONS_PER_ADDRESS: Final = 512
-"""More are closed before TLS costs anything; clients behind one address share these."""
 HEAD_TIMEOUT_S: Final = 10.0
 IDLE_TIMEOUT_S: Final = 75.0
 BODY_GRACE_S: Final = 10.0
@@ -88,8 +83,6 @@ class RestTransport:
         self._context: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._of_address: Counter[str] = Counter()
-        self._intake = Intake()
         self._stopping = asyncio.Event()
 
     async def start(self) -> int:
@@ -99,9 +92,10 @@ class RestTransport:
             self._accept,
             self._host,
             self._port,
+            ssl=self._context,
+            ssl_handshake_timeout=HEAD_TIMEOUT_S,
             reuse_port=True,
             limit=_CHUNK,
-            backlog=MAX_CONNECTIONS,
         )
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -120,8 +114,6 @@ class RestTransport:
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         context.load_verify_locations(self._tls.authority)
         context.verify_mode = ssl.CERT_OPTIONAL
-        # Dates are judged for each call, by the time that this node believes: its machine may be wrong by years.
-        context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
         context.set_alpn_protocols(["http/1.1"])
         context.sni_callback = self._renew
         return context
@@ -139,33 +131,12 @@ class RestTransport:
             connection.context = self._context
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Before TLS: a stranger costs no handshake where there is no room for it."""
-        writer.transport.pause_reading()  # the first bytes are the handshake's
-        address = str(writer.get_extra_info("peername", ("",))[0])
-        if len(self._connections) >= MAX_CONNECTIONS or self._of_address[address] >= MAX_CONNECTIONS_PER_ADDRESS:
-            writer.transport.abort()
-            return
-        self._of_address[address] += 1
-        task = asyncio.create_task(self._serve(reader, writer))
+        task = asyncio.create_task(_Connection(self._service, reader, writer, self._stopping).serve(self._full()))
         self._connections.add(task)
-        task.add_done_callback(lambda _: self._left(task, address))
+        task.add_done_callback(self._connections.discard)
 
-    def _left(self, task: asyncio.Task[None], address: str) -> None:
-        self._connections.discard(task)
-        self._of_address[address] -= 1
-        if not self._of_address[address]:
-            del self._of_address[address]
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert self._context is not None
-        try:
-            await writer.start_tls(self._context, ssl_handshake_timeout=HEAD_TIMEOUT_S)
-        except BaseException as error:
-            writer.transport.abort()
-            if isinstance(error, OSError):
-                return
-            raise
-        await _Connection(self._service, self._intake, reader, writer, self._stopping).serve()
+    def _full(self) -> bool:
+        return len(self._connections) >= MAX_CONNECTIONS
 
 
 class _Gone(Exception):
@@ -176,15 +147,9 @@ class _Connection:
     """One client's connection: requests one after another."""
 
     def __init__(
-        self,
-        service: Service,
-        intake: Intake,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        stopping: asyncio.Event,
+        self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stopping: asyncio.Event
     ) -> None:
         self._service = service
-        self._intake = intake
         self._reader = reader
         self._writer = writer
         self._stopping = stopping
@@ -192,26 +157,17 @@ class _Connection:
         self._identity: Identity | None = None
         self._unnamed: ShoalError | None = None
 
-    async def serve(self) -> None:
+    async def serve(self, full: bool) -> None:
         try:
             self._identify()
-            while await self._exchange() and not self._stopping.is_set():
+            while await self._exchange(full) and not self._stopping.is_set():
                 self._http.start_next_cycle()
         except (_Gone, OSError, asyncio.IncompleteReadError):
             pass
         except Exception:
             _log.exception("connection_failed")
         finally:
-            await self._close()
-
-    async def _close(self) -> None:
-        """A peer that does not answer the end of TLS keeps its connection no longer than any other."""
-        self._writer.close()
-        try:
-            async with asyncio.timeout(LINGER_S):
-                await self._writer.wait_closed()
-        except OSError:
-            self._writer.transport.abort()
+            self._writer.close()
 
     def _identify(self) -> None:
         connection: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
@@ -221,17 +177,14 @@ class _Connection:
         except ShoalError as error:
             self._unnamed = error
 
-    async def _exchange(self) -> bool:
+    async def _exchange(self, full: bool) -> bool:
         """One request and its response; whether another may follow on this connection."""
-        with ExitStack() as held:
-            return await self._answered(held)
-
-    async def _answered(self, held: ExitStack) -> bool:
-        """held: what this caller holds of the intake until its response is sent."""
         request: _Request | None = None
         try:
             request = self._request(await self._head())
-            response = await self._answer(request, held)
+            if full:
+                raise refuse(Code.OVERLOADED, "too many connections", f"at most {MAX_CONNECTIONS}", "retry later")
+            response = await self._answer(request)
         except ShoalError as error:
             response = _refused(error.refusal, retry_after_s(error))
         except h11.RemoteProtocolError as error:
@@ -294,7 +247,7 @@ class _Connection:
         path = tuple(unquote(part) for part in target.split("/")[1:] if part)
         return _Request(head.method.decode("ascii"), path, headers, call)
 
-    async def _answer(self, request: _Request, held: ExitStack) -> _Response:
+    async def _answer(self, request: _Request) -> _Response:
         """Raises ShoalError."""
         if (request.method, request.path) == ("GET", ("v2", "health", "live")):
             return _response({"live": self._service.live()})
@@ -311,7 +264,7 @@ class _Connection:
             case "GET", ("v2", "models", name, "ready") | ("v2", "models", name, "versions", _, "ready"):
                 return _ready({"name": name}, self._service.model_ready(request.call, name, _version(request)))
             case "POST", ("v2", "models", name, "infer") | ("v2", "models", name, "versions", _, "infer"):
-                return await self._infer(request, name, held)
+                return await self._infer(request, name)
             case "POST", ("v2", "repository", "index"):
                 return await self._index(request)
             case "POST", ("v2", "repository", "models", _, "load" | "unload"):
@@ -324,17 +277,13 @@ class _Connection:
                     Code.NOT_FOUND, f"{shown!r:.200}", "a path of the Open Inference Protocol", "see its REST form"
                 )
 
-    async def _infer(self, request: _Request, name: str, held: ExitStack) -> _Response:
+    async def _infer(self, request: _Request, name: str) -> _Response:
         self._service.admit(request.call)
-        caller = request.call.caller
-        held.enter_context(self._intake.call(caller))
-        async with self._intake.place(caller, MAX_MESSAGE / BODY_RATE + BODY_GRACE_S):
-            body = await self._body(request.headers)
+        body = await self._body(request.headers)
         message, wanted = tensors.request_of(name, _version(request), body, _whole(request.headers, _LENGTH_HEADER))
         del body
         answer = await self._while_connected(self._service.infer(request.call, message.SerializeToString()))
         content, json_length = tensors.response_of(answer, wanted)
-        held.enter_context(self._intake.unread(caller, len(content)))
         if json_length is None:
             return _Response(200, content, {"content-type": "application/json"})
         headers = {"content-type": "application/octet-stream", _LENGTH_HEADER: str(json_length)}

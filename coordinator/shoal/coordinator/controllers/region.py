@@ -5,7 +5,7 @@ restart finds is what the store holds; nothing else is remembered.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.controllers.events import EventLog
@@ -90,8 +90,7 @@ class Region:
             inspector,
             clock,
             lambda: self.workloads.catalog,
-            self.workloads.adopt,
-            region=config.name,
+            lambda models: self.workloads.adopt(replace(self.workloads.catalog, models=models)),
         )
         self.store_refusal: Refusal | None = None
         """Why the last step could not be written; None when it could."""

@@ -1,1 +1,0 @@
-"""Coverage-guided fuzzing of everything that reads strangers' bytes (A13)."""
