@@ -8,6 +8,7 @@ TEST_STAMP := $(VENV)/.installed-tests
 DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local]'
 PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
+LINK ?= grpc
 
 .DEFAULT_GOAL := help
 .PHONY: help packages dev demo test test-long lint types protos docs bench clean
@@ -34,12 +35,12 @@ packages:
 
 dev: $(TEST_STAMP) ## an environment to work in: .venv with every part installed in place
 
-demo: $(STAMP) ## the whole story on this machine, on real models, in about two minutes
-	$(BIN)/shoal demo
+demo: $(STAMP) ## the whole story on this machine, on real models, in about two minutes (LINK=mqtt: over Mosquitto)
+	$(BIN)/shoal demo --link $(LINK)
 
 test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
 	rm -f report.json
-	$(BIN)/python -m pytest -q tests/unit tests/contract -n $(WORKERS) --dist loadscope
+	$(BIN)/python -m pytest -q tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
 	$(BIN)/python -m pytest -q tests/simulation
 	$(BIN)/python -m pytest -q tests/integration
 	PYTHONPATH=tests $(BIN)/python -m harness.report

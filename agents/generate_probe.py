@@ -91,7 +91,7 @@ def write(
 
 
 def main(folder: Path) -> None:
-    kinds = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}
+    kinds = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "fp64": TensorProto.DOUBLE}
     rows: list[int | str] = ["n", WIDTH]
     images: list[int | str] = ["n", CHANNELS, SIDE, SIDE]
     for precision, kind in kinds.items():

@@ -1,9 +1,13 @@
 #!/bin/sh
-# Debian packages that tests need: a C compiler and headers, for the library that stands between a program and its disk.
+# Debian packages that tests need: a C compiler and headers, for the library that stands between a program and its disk;
+# the MQTT broker, with its dynamic-security plugin (Debian's package holds both); what makes a network that can be cut.
 set -eu
 missing=""
 command -v gcc >/dev/null || missing="$missing gcc"
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
+[ -x /usr/sbin/mosquitto ] || missing="$missing mosquitto"
+[ -x /usr/sbin/ip ] || [ -x /sbin/ip ] || missing="$missing iproute2"
+[ -x /usr/sbin/nft ] || missing="$missing nftables"
 [ -n "$missing" ] || exit 0
 echo "installing$missing"
 run=""

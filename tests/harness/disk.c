@@ -3,6 +3,9 @@
  * Watches files beneath $SHOAL_DISK_ROOT. Every operation that changes them is appended to $SHOAL_DISK_TRACE, in order,
  * as: kind (1 byte), three 8-byte little-endian numbers (offset or size, length of the first text, length of the second),
  * the path, the data (or the second path). `disk_available(bytes)` sets how much the files may still grow; -1: no limit.
+ *
+ * While there is a file $SHOAL_DISK_SLOW, the disk is slow: it holds two numbers, milliseconds that a flush takes longer
+ * and microseconds that a write does.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,15 +20,18 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
 static int trace = -1;
 static int64_t available = -1;
+static const char *slow;
 
 __attribute__((constructor)) static void start(void) {
   const char *where = getenv("SHOAL_DISK_ROOT"), *into = getenv("SHOAL_DISK_TRACE");
+  slow = getenv("SHOAL_DISK_SLOW");
   if (where) snprintf(root, sizeof root, "%s/", where);
   if (into) trace = syscall(SYS_openat, AT_FDCWD, into, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }
@@ -41,6 +47,19 @@ static int path_of(int fd, char *path) {
   if (length < 0) return 0;
   path[length] = 0;
   return watched(path) || (root[0] && strlen(path) + 1 == strlen(root) && strncmp(path, root, strlen(path)) == 0);
+}
+
+static void linger(int flushes) {
+  if (!slow) return;
+  int fd = syscall(SYS_openat, AT_FDCWD, slow, O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) return;
+  char text[64] = {0};
+  long flush_ms = 0, write_us = 0;
+  if (syscall(SYS_read, fd, text, sizeof text - 1) > 0) sscanf(text, "%ld %ld", &flush_ms, &write_us);
+  syscall(SYS_close, fd);
+  long us = flushes ? flush_ms * 1000 : write_us;
+  struct timespec left = {us / 1000000, us % 1000000 * 1000};
+  while (nanosleep(&left, &left) < 0 && errno == EINTR) {}
 }
 
 static void put(const void *data, size_t length) {
@@ -90,6 +109,7 @@ static ssize_t write_at(int fd, const void *data, size_t length, int64_t offset,
   char path[PATH_MAX];
   if (!path_of(fd, path))
     return positioned ? syscall(SYS_pwrite64, fd, data, length, offset) : syscall(SYS_write, fd, data, length);
+  linger(0);
   pthread_mutex_lock(&lock);
   int64_t at = positioned ? offset : (fcntl(fd, F_GETFL) & O_APPEND) ? size_of(fd) : lseek(fd, 0, SEEK_CUR);
   int64_t fits = granted(fd, at, length);
@@ -150,6 +170,7 @@ int posix_fallocate64(int fd, off64_t offset, off64_t length) { return allocate(
 static int flush(int fd, long call) {
   char path[PATH_MAX];
   int known = path_of(fd, path);
+  if (known) linger(1);
   int done = syscall(call, fd);
   if (known && done == 0) {
     pthread_mutex_lock(&lock);

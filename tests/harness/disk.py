@@ -8,7 +8,6 @@ then a prefix of the folder's changes is. Needs a C compiler (Debian: gcc, libc6
 
 import errno
 import os
-import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,21 +16,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from shoal.types.codes import Code, refuse
+from harness.preload import compile_library
 
 SECTOR: Final = 512
 _HEAD: Final = struct.Struct("<cqqq")
 
 
 def compile_disk(folder: Path) -> Path:
-    """The library to preload. Raises ShoalError where there is no C compiler: such a run covers nothing."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise refuse(Code.NOT_FOUND, "no C compiler", "gcc and libc6-dev", "apt-get install gcc libc6-dev")
-    library = folder / "disk.so"
-    source = Path(__file__).with_name("disk.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl", "-lpthread"], check=True)
-    return library
+    """The library to preload."""
+    return compile_library("disk", folder)
+
+
+def slow_disk(library: Path, root: Path, told: Path) -> tuple[str, ...]:
+    """What a command line begins with, for a program whose disk beneath `root` is slow while `told` says how."""
+    given = {"LD_PRELOAD": library, "SHOAL_DISK_ROOT": root, "SHOAL_DISK_SLOW": told}
+    return ("env", *(f"{name}={value}" for name, value in given.items()))
+
+
+@contextmanager
+def slowed(told: Path, *, flush_s: float, write_s: float) -> Iterator[None]:
+    """Every flush and every write takes so much longer, in all programs that were started by `slow_disk`."""
+    beside = told.with_suffix(".new")
+    beside.write_text(f"{flush_s * 1e3:.0f} {write_s * 1e6:.0f}")
+    beside.replace(told)
+    try:
+        yield
+    finally:
+        told.unlink()
 
 
 def environment(library: Path, root: Path, trace: Path | None = None) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """gRPC calls that no client would send, as HTTP/2 frames made by hand."""
 
+import asyncio
+import contextlib
 import socket
 import ssl
 import struct
@@ -29,11 +31,105 @@ def declare_4_gib(address: str, path: str, context: ssl.SSLContext, server_name:
         return seen
 
 
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
+_INITIAL_WINDOW = 4
+
+
+class Http2:
+    """A connection whose owner decides what to send and to read. It answers pings, as a live peer does.
+
+    seen: everything that came, in frames of (type, flags, stream, payload). window: of each stream, in bytes.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.seen: list[tuple[int, int, int, bytes]] = []
+        self.closed = asyncio.Event()
+        self._reader = reader
+        self._writer = writer
+        self._greeted = False
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def connect(
+        cls, address: str, context: ssl.SSLContext, server_name: str, *, window: int = 65535, hello: bool = True
+    ) -> "Http2":
+        """hello: send the preface and settings; without, the server waits for them. Raises OSError."""
+        context.set_alpn_protocols(["h2"])
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(
+            host, int(port), ssl=context, server_hostname=server_name, ssl_handshake_timeout=30
+        )
+        made = cls(reader, writer)
+        if hello:
+            made._greeted = True
+            made.send(
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+                + _frame(SETTINGS, 0, 0, struct.pack("!HI", _INITIAL_WINDOW, window))
+            )
+        return made
+
+    def send(self, data: bytes) -> None:
+        if not self.closed.is_set():
+            self._writer.write(data)
+
+    def open(self, stream: int, path: str, **said: str) -> None:
+        """Headers of a call; keys of `said` with _ for -."""
+        self.send(_frame(HEADERS, END_HEADERS, stream, _headers(path, **said)))
+
+    def message(self, stream: int, content: bytes, *, of: int | None = None, end: bool = False) -> None:
+        """A message, in frames of 16 KiB. of: the size that it declares."""
+        data = b"\x00" + struct.pack("!I", len(content) if of is None else of) + content
+        for at in range(0, len(data), 2**14):
+            last = end and at + 2**14 >= len(data)
+            self.send(_frame(DATA, END_STREAM if last else 0, stream, data[at : at + 2**14]))
+
+    def more(self, stream: int, content: bytes) -> None:
+        self.send(_frame(DATA, 0, stream, content))
+
+    def reset(self, stream: int) -> None:
+        self.send(_frame(RST_STREAM, 0, stream, struct.pack("!I", 8)))
+
+    def grant(self, stream: int, size: int) -> None:
+        self.send(_frame(WINDOW_UPDATE, 0, stream, struct.pack("!I", size)))
+
+    def said(self, stream: int) -> bytes:
+        """Header blocks of that stream. gRPC's core compresses no literal: names and values can be found in it."""
+        return b"".join(payload for kind, _, number, payload in self.seen if kind == HEADERS and number == stream)
+
+    def ended(self, stream: int) -> bool:
+        """By the server: with trailers, a reset, or with the connection."""
+        return self.closed.is_set() or any(
+            number == stream and (kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM))
+            for kind, flags, number, _ in self.seen
+        )
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        self._writer.transport.abort()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                head = await self._reader.readexactly(9)
+                size, kind, flags = int.from_bytes(head[:3]), head[3], head[4]
+                payload = await self._reader.readexactly(size)
+                self.seen.append((kind, flags, int.from_bytes(head[5:]) & 2**31 - 1, payload))
+                if kind == PING and not flags & ACK:
+                    self.send(_frame(PING, ACK, 0, payload))
+                if kind == SETTINGS and not flags & ACK and self._greeted:
+                    self.send(_frame(SETTINGS, ACK, 0, b""))
+        except (OSError, EOFError):
+            self.closed.set()
+
+
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack("!I", len(payload))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + payload
 
 
-def _headers(path: str) -> bytes:
+def _headers(path: str, **said: str) -> bytes:
     """HPACK literals without indexing."""
 
     def literal(name: bytes, value: bytes) -> bytes:
@@ -46,5 +142,6 @@ def _headers(path: str) -> bytes:
         (b":authority", b"localhost"),
         (b"content-type", b"application/grpc"),
         (b"te", b"trailers"),
+        *((name.replace("_", "-").encode(), value.encode()) for name, value in said.items()),
     )
     return b"".join(literal(*pair) for pair in fields)

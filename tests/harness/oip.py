@@ -74,11 +74,17 @@ class GrpcClient:
     """files: for a client certificate; authority alone with `bearer`."""
 
     def __init__(
-        self, port: int, authority: bytes, files: Files | None = None, bearer: str = "", server_name: str = "localhost"
+        self,
+        port: int,
+        authority: bytes,
+        files: Files | None = None,
+        bearer: str = "",
+        server_name: str = "localhost",
+        host: str = "127.0.0.1",
     ) -> None:
         certificate, key = (files.certificate.read_bytes(), files.key.read_bytes()) if files else (None, None)
         self.channel = grpc.aio.secure_channel(
-            f"127.0.0.1:{port}",
+            f"{host}:{port}",
             grpc.ssl_channel_credentials(authority, key, certificate),
             (
                 ("grpc.ssl_target_name_override", server_name),

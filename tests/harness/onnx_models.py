@@ -89,6 +89,16 @@ def loop(trips: int) -> bytes:
     return model([node], inputs, [value("y", "FP32", [1])], constants)
 
 
+def square() -> bytes:
+    """The sum of an n x n matrix of zeros times itself, n as the input says: one operator for n^3 multiplications."""
+    nodes = [
+        helper.make_node("ConstantOfShape", ["n"], ["a"]),
+        helper.make_node("MatMul", ["a", "a"], ["b"]),
+        helper.make_node("ReduceSum", ["b"], ["y"], keepdims=0),
+    ]
+    return model(nodes, [value("n", "INT64", [2])], [value("y", "FP32", [])])
+
+
 def divide() -> bytes:
     """x / d in int32. The least integer over -1 raises SIGFPE inside the runtime on x86."""
     node = helper.make_node("Div", ["x", "d"], ["y"])

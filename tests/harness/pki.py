@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shoal.types.device import Role
-from shoal.wire.identity import dns_of, uri_of
+from shoal.wire.identity import common_name_of, dns_of, uri_of
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -23,6 +23,11 @@ class Files:
     certificate: Path
     key: Path
     authority: Path
+
+    @property
+    def ca(self) -> Path:
+        """As wire.handshake.PemFiles calls it."""
+        return self.authority
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         return self.certificate.read_bytes(), self.key.read_bytes(), self.authority.read_bytes()
@@ -55,13 +60,15 @@ class Authority:
         names: list[x509.GeneralName] = [
             x509.UniformResourceIdentifier(uri) for uri in (uris if uris is not None else (uri_of(region, role, name),))
         ]
+        common_name = common_name_of(role, name)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
         names += [
             x509.DNSName(dns_of(region, role, name)),
             x509.DNSName("localhost"),
             x509.IPAddress(ipaddress.IPv4Address("127.0.0.1")),
         ]
         certificate = (
-            self._builder(x509.Name([]), key.public_key(), -3600.0, valid_s)
+            self._builder(subject, key.public_key(), -3600.0, valid_s)
             .add_extension(x509.SubjectAlternativeName(names), critical=True)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .sign(self._key, hashes.SHA256())

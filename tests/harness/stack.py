@@ -42,8 +42,8 @@ class Stack:
         self.control = Control(folder / "dev", self.contexts)
         self._up: Up | None = None
 
-    def up(self, agents: int) -> None:
-        self._up = self.control.up(agents, lambda text: None)
+    def up(self, agents: int, link: str = "grpc") -> None:
+        self._up = self.control.up(agents, lambda text: None, link=link)
 
     def down(self) -> None:
         """Nothing of it runs when this returns."""
@@ -213,10 +213,10 @@ def _alive(processes: dict[Process, str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def region(folder: Path, agents: int) -> Iterator[Stack]:
+def region(folder: Path, agents: int, link: str = "grpc") -> Iterator[Stack]:
     stack = Stack(folder)
     try:
-        stack.up(agents)
+        stack.up(agents, link)
         stack.push(relu().SerializeToString(), "relu")
         yield stack
     finally:
@@ -246,6 +246,7 @@ class Load:
     clients: int = 4
     rate: float = 30.0
     timeout_s: float = 30.0
+    host: str = "127.0.0.1"
     histories: list[History] = field(default_factory=list)
     _clock: SystemClock = field(default_factory=SystemClock)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -274,6 +275,15 @@ class Load:
             for done in list(history.done)
         )
 
+    def latencies(self, since: float, until: float) -> list[float]:
+        """Seconds, of every answer so far to a request that was sent between the two."""
+        return [
+            done.end - done.start
+            for history in self.histories
+            for done in list(history.done)
+            if done.outcome is Outcome.OK and since <= done.start < until
+        ]
+
     def wait_for(self, count: int, *, after_s: float = 0.0) -> None:
         """Until `count` more requests, sent from `after_s` from now on, were answered."""
         since = self.now() + after_s
@@ -289,7 +299,7 @@ class Load:
                 group.create_task(self._client(number, history))
 
     async def _client(self, number: int, history: History) -> None:
-        client = GrpcClient(self.port, self.files.authority.read_bytes(), self.files)
+        client = GrpcClient(self.port, self.files.authority.read_bytes(), self.files, host=self.host)
         asked = number
         while not self._stopping.is_set():
             due = asyncio.get_running_loop().time() + 1 / self.rate

@@ -14,7 +14,7 @@ from types import FunctionType
 
 from shoal.agent import supervisor
 from shoal.agent.core import assignment, backoff, session
-from shoal.coordinator.controllers import fleet, workloads
+from shoal.coordinator.controllers import finish, fleet, workloads
 from shoal.coordinator.core.placement import solve
 from shoal.coordinator.core.workloads import reconcile, trouble
 from shoal.simulator import storage
@@ -70,7 +70,7 @@ MUTATIONS = (
     Mutation(
         "coordinator-sends-before-persisting",
         "persist after acting",
-        workloads.WorkloadsController.step,
+        workloads.WorkloadsController._step,
         (
             (
                 "    if changed or gone",
@@ -141,5 +141,11 @@ MUTATIONS = (
         "quota read then written",
         solve.Solver._crowded,
         (("held = books.held", "held = self.books.held"),),
+    ),
+    Mutation(
+        "hang-up-cuts-a-commit-from-its-memory",
+        "a caller that hangs up cancels its handler (b6ca7d8)",
+        finish.finish,
+        (("await asyncio.shield(running)", "await running"),),
     ),
 )

@@ -4,8 +4,8 @@ A frame is a fixed head (magic, sort, sizes, call id), a JSON header of at most 
 opens with the server's nonce; then calls run concurrently on one connection, each answered by a reply or a refusal,
 and either side may end one early: the client by cancelling it, the server by closing. The server may push.
 
-Kinds a worker answers: `load`, `status`, `infer`, `probe`, `metadata`, `stop` (see `worker.main`). A front uses the
-same classes for its own kinds.
+Kinds a worker answers: `load`, `status`, `infer`, `ping`, `probe`, `metadata`, `stop` (see `worker.main`). A front
+uses the same classes for its own kinds.
 """
 
 import asyncio
@@ -193,6 +193,15 @@ class FrameClient:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
+
+    def abandon(self, refusal: Refusal) -> None:
+        """The peer is there and answers nothing: calls in flight end with `refusal`, and the connection with them."""
+        self._lost = str(refusal)
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            if not future.done():
+                future.set_exception(ShoalError(refusal))
+        self._writer.transport.abort()
 
     async def _drain(self) -> None:
         try:
@@ -443,6 +452,11 @@ def _refusal(header: Mapping[str, Any]) -> Refusal:
     text = {name: str(header.get(name, "")) for name in ("code", "found", "asked", "remedy")}
     code = Code(text["code"]) if text["code"] in Code.__members__ else Code.INTERNAL
     return Refusal(code, text["found"], text["asked"], text["remedy"])
+
+
+def start_time(pid: int) -> int:
+    """In clock ticks since boot: with the pid, names one process for ever. Raises OSError when there is none."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.types.assignment import Assignment, Credential, DesiredSet, Ingress, Measured, Served
+from shoal.types.assignment import Assignment, Credential, DesiredSet, Ingress, Measured, Served, Trust
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
@@ -19,6 +19,20 @@ class Clock(Protocol):
     def now(self) -> Elapsed: ...
     def wall(self) -> Wall: ...
     async def sleep(self, seconds: Seconds) -> None: ...
+
+
+class Sightings(Protocol):
+    """What must outlive this process of when its coordinator was last heard. Nothing here waits for a disk."""
+
+    def heard(self) -> Elapsed | None:
+        """The coordinator's last word to this run or an earlier one, on the Clock's scale; None without any."""
+        ...
+
+    def linked(self, coordinator_time: Wall) -> None:
+        """A session began; coordinator_time: what its welcome says."""
+        ...
+
+    def cut_off(self) -> None: ...
 
 
 class Log(Protocol):
@@ -117,6 +131,12 @@ class Journal(Protocol):
 class Cache(Protocol):
     """Model bytes by digest, with a quota; pinned digests stay."""
 
+    async def admit(self, asked: Assignment) -> None:
+        """Judges the publisher's signature before anything is loaded, where the assignment or this device asks for one.
+
+        Raises ShoalError(SIGNATURE_REQUIRED | SIGNATURE_INVALID | MODEL_ROLLBACK | DISK_FULL)."""
+        ...
+
     async def ensure(self, digest: str, size: Bytes) -> str:
         """Path of verified bytes, fetched (resumably) when absent.
 
@@ -129,6 +149,27 @@ class Cache(Protocol):
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
         """Delete least recently used digests over the quota, never a pinned one; returns what went."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What this node shows and whom it believes. serial: of its certificate. roots: fingerprints of CAs."""
+
+    serial: str = ""
+    roots: tuple[str, ...] = ()
+
+
+class Membership(Protocol):
+    """This node's place in its region: certificate and trust, kept up on disk."""
+
+    def held(self) -> Held: ...
+    async def adopt(self, trust: Trust) -> None:
+        """Trusts these CAs from now on; on disk when it returns. Raises ShoalError(DISK_FULL | MESSAGE_INVALID)."""
+        ...
+
+    def doubt(self, refusal: Refusal) -> None:
+        """The link was refused so: about a certificate, it may mean that this node's must be renewed, or is revoked."""
         ...
 
 
@@ -240,11 +281,12 @@ class Front(Protocol):
         routes: tuple[Route, ...],
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...] = (),
+        revoked: tuple[str, ...] = (),
     ) -> None:
         """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again.
 
         workers: those that may take new requests (ready, not draining). One that is left out gets nothing new and
-        finishes what it has."""
+        finishes what it has. revoked: serials of certificates that are refused."""
         ...
 
     async def stats(self) -> FrontStats: ...

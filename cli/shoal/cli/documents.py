@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.cli.modelfiles import signature_of
 from shoal.cli.render.progress import bytes_progress
 from shoal.client import Region
 from shoal.client.region import digest_of
@@ -45,18 +46,19 @@ def read(paths: Sequence[str]) -> Bundle:
 
 
 def push_sources(api: Region, bundle: Bundle) -> dict[str, str]:
-    """Pushes each local model that the region does not hold yet; source -> digest.
+    """Pushes each local model that the region does not hold yet, with the signature beside it; source -> digest.
 
     Bytes by digest change nothing that runs, and a plan needs the model's profile: so plan pushes as well as apply.
     """
-    held = {model.digest for model in api.models()}
+    held = {model.digest: bool(model.signatures) for model in api.models()}
     digests: dict[str, str] = {}
     for source, path in bundle.sources.items():
         digest, size = digest_of(path)
         digests[source] = digest
-        if digest not in held:
+        signature = signature_of(path, None)
+        if digest not in held or (signature and not held[digest]):
             with bytes_progress(f"push {path.name}", size) as progress:
-                api.push(path, progress=progress)
+                api.push(path, progress=progress, signature=signature)
     return digests
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shoal.client import Context, Contexts, Region
+from shoal.client import Context, Contexts, Region, freshen
 from shoal.types.codes import Code, refuse
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,7 +68,7 @@ def tenant(command: F) -> F:
 
 
 def chosen(context: str, region: str) -> Context:
-    """The context to use. Raises ShoalError(CONTEXT_UNKNOWN | REGION_MISMATCH)."""
+    """The context to use, renewed if that is due. Raises ShoalError(CONTEXT_UNKNOWN | REGION_MISMATCH)."""
     found = Contexts().get(context)
     if region and found.region != region:
         raise refuse(
@@ -77,6 +77,8 @@ def chosen(context: str, region: str) -> Context:
             f"region {region}",
             "choose another with --context",
         )
+    if (refusal := freshen(found)) is not None:
+        click.echo(f"not renewed: {refusal}", err=True)
     return found
 
 

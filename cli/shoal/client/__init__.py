@@ -3,5 +3,6 @@
 from shoal.client.contexts import Context, Contexts
 from shoal.client.inference import Answer, Inference
 from shoal.client.region import Region
+from shoal.client.renewal import freshen, renew_context
 
-__all__ = ["Answer", "Context", "Contexts", "Inference", "Region"]
+__all__ = ["Answer", "Context", "Contexts", "Inference", "Region", "freshen", "renew_context"]

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from shoal.types.codes import Code, refuse
-from shoal.wire.enrol import write_private
 from shoal.wire.identity import check_name
+from shoal.wire.private import write_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Context:
     gateway_rest: str = ""
     gateway_grpc: str = ""
     tenant: str = "default"
+    enrolment: str = ""
+    """host:port where the certificate is renewed; empty: somebody else keeps the files fresh."""
 
     @property
     def certificate(self) -> Path:

@@ -110,29 +110,59 @@ class Region:
     def doctor(self) -> operator_pb2.DoctorReply:
         return self._call(self._operator.Doctor, operator_pb2.DoctorRequest())  # type: ignore[no-any-return]
 
+    def revoke(self, name: str, *, role: str = "", reason: str) -> tuple[str, ...]:
+        """The serials of the certificates that are refused from now on. role: empty for the node of that name."""
+        request = operator_pb2.RevokeRequest(name=name, role=role, reason=reason)
+        return tuple(self._call(self._operator.Revoke, request).serials)
+
+    def settle(self, node: str, *, keep: str = "running") -> operator_pb2.NodeView:
+        request = operator_pb2.SettleRequest(node=node, keep=keep)
+        return self._call(self._operator.Settle, request).node  # type: ignore[no-any-return]
+
+    def release(self, node: str) -> operator_pb2.NodeView:
+        request = operator_pb2.ReleaseNodeRequest(node=node)
+        return self._call(self._operator.Release, request).node  # type: ignore[no-any-return]
+
+    def authority(self) -> operator_pb2.GetAuthorityReply:
+        request = operator_pb2.GetAuthorityRequest()
+        return self._call(self._operator.GetAuthority, request)  # type: ignore[no-any-return]
+
+    def rotate(self, stage: str = "") -> operator_pb2.GetAuthorityReply:
+        request = operator_pb2.RotateAuthorityRequest(stage=stage)
+        return self._call(self._operator.RotateAuthority, request).authority  # type: ignore[no-any-return]
+
     def models(self, name: str = "") -> tuple[artifacts_pb2.Model, ...]:
         request = artifacts_pb2.ListModelsRequest(name=name)
         return tuple(self._call(self._artifacts.List, request).models)
 
-    def push(self, path: Path, name: str = "", progress: Progress | None = None) -> artifacts_pb2.PushReply:
-        """Sends one .onnx file. The coordinator inspects it before it is stored."""
-        return self._send(self._artifacts.Push, path, name, progress)
+    def push(
+        self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b""
+    ) -> artifacts_pb2.PushReply:
+        """Sends one .onnx file, and an OpenSSF model signature over it where there is one. The coordinator verifies and
+        inspects before it is stored."""
+        return self._send(self._artifacts.Push, path, name, progress, signature)
 
     def inspect(self, path: Path, progress: Progress | None = None) -> artifacts_pb2.PushReply:
         """As `push`, and nothing is stored."""
-        return self._send(self._artifacts.Inspect, path, "", progress)
+        return self._send(self._artifacts.Inspect, path, "", progress, b"")
 
     def remove_model(self, name: str) -> artifacts_pb2.RemoveModelReply:
         request = artifacts_pb2.RemoveModelRequest(name=name)
         return self._call(self._artifacts.Remove, request)  # type: ignore[no-any-return]
 
+    def clear_model(self, model: str, allow_version: int = 0) -> operator_pb2.ClearModelReply:
+        """Forgets that a model is poisoned; with a version, lets that older signed one back instead."""
+        request = operator_pb2.ClearModelRequest(model=model, allow_version=allow_version)
+        return self._call(self._operator.ClearModel, request)  # type: ignore[no-any-return]
+
     def _send(
-        self, method: Callable[..., Any], path: Path, name: str, progress: Progress | None
+        self, method: Callable[..., Any], path: Path, name: str, progress: Progress | None, signature: bytes
     ) -> artifacts_pb2.PushReply:
         digest, size = digest_of(path)
 
         def chunks() -> Iterable[artifacts_pb2.PushChunk]:
-            yield artifacts_pb2.PushChunk(head=artifacts_pb2.PushHead(name=name, size=size, digest=digest))
+            head = artifacts_pb2.PushHead(name=name, size=size, digest=digest, signature=signature)
+            yield artifacts_pb2.PushChunk(head=head)
             done = 0
             with path.open("rb") as file:
                 while data := file.read(CHUNK_BYTES):

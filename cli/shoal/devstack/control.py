@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.client import Context, Contexts, Region
-from shoal.devstack import layout
+from shoal.devstack import broker, layout
 from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
 from shoal.devstack.layout import Member, Stack
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.wire.enrol import redeem, write_private
+from shoal.wire.enrol import redeem
+from shoal.wire.private import write_private
 from shoal.wire.unix import reachable
 
 Say = Callable[[str], None]
@@ -46,16 +47,17 @@ class Control:
         self.folder = folder or layout.default_folder()
         self._contexts = contexts or Contexts()
 
-    def up(self, agents: int, say: Say, *, region: str = layout.REGION) -> Up:
+    def up(self, agents: int, say: Say, *, region: str = layout.REGION, link: str = "grpc") -> Up:
         """Starts what is not running; everything enrolled, ready and measured when it returns. All or nothing.
 
-        Raises ShoalError with the code of the part that failed, or CONFLICT while another is at it."""
+        link: grpc, or mqtt over the host's own Mosquitto. Raises ShoalError with the code of the part that failed, or
+        CONFLICT while another is at it."""
         with self._alone():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
             try:
-                return self._start(region, agents, say)
+                return self._start(region, agents, link, say)
             except BaseException:
                 self.down()
                 raise
@@ -73,10 +75,16 @@ class Control:
                 ) from cause
             yield
 
-    def _start(self, region: str, agents: int, say: Say) -> Up:
-        stack = self._stack(region, agents)
+    def _start(self, region: str, agents: int, link: str, say: Say) -> Up:
+        if link == "mqtt":
+            broker.require()
+        stack = self._stack(region, agents, link)
         layout.save(self.folder, stack)
         self._spawn_keeper()
+        if stack.broker is not None:
+            say("broker, Mosquitto of this machine, which carries the agents' links")
+            broker.prepare(self.folder, stack, stack.broker)
+            self.ask({"op": "start", "name": stack.broker.name})
         say(f"coordinator of region {stack.region}")
         self.ask({"op": "start", "name": stack.coordinator.name})
         operator = Context(
@@ -152,26 +160,29 @@ class Control:
 
     # the steps of `up`
 
-    def _stack(self, region: str, agents: int) -> Stack:
+    def _stack(self, region: str, agents: int, link: str) -> Stack:
         try:
             before = layout.load(self.folder)
         except ShoalError:
-            return layout.compose(region, agents, _free_ports(layout.needed_ports(agents)))
+            return layout.compose(region, agents, _free_ports(layout.needed_ports(agents, link)), link)
         # Started again: the same region, ports and identities, so that what was applied is there again.
-        if len(before.agents) != agents or before.region != region:
+        if (len(before.agents), before.region, before.link) != (agents, region, link):
             raise refuse(
                 Code.CONFLICT,
-                f"{self.folder} holds region {before.region} with {len(before.agents)} agents",
-                f"region {region} with {agents}",
+                f"{self.folder} holds region {before.region} with {len(before.agents)} agents on {before.link} links",
+                f"region {region} with {agents} on {link} links",
                 "use another --data-dir, or shoal dev down --purge",
             )
         return before
+
+    def _keeper(self) -> list[str]:
+        return [sys.executable, "-m", "shoal.devstack.keeper", str(self.folder)]
 
     def _spawn_keeper(self) -> None:
         log = self.folder / "keeper.log"
         with log.open("ab") as file:
             subprocess.Popen(
-                [sys.executable, "-m", "shoal.devstack.keeper", str(self.folder)],
+                self._keeper(),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -51,6 +51,7 @@ class Check:
 class Report:
     """Figures of the run, for `--json`. Joules are modelled where `energy_sources` does not say `measured`."""
 
+    link: str = "grpc"
     time_scale: float = 1.0
     lines: list[str] = field(default_factory=list)
     placed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
@@ -73,10 +74,10 @@ class Report:
 class Demo:
     """Runs the story once. `run` raises ShoalError when the stack itself fails; expectations go into the report."""
 
-    def __init__(self, control: Control, narrator: Narrator) -> None:
+    def __init__(self, control: Control, narrator: Narrator, link: str = "grpc") -> None:
         self._control = control
         self._tell = narrator
-        self.report = Report()
+        self.report = Report(link=link)
 
     def run(self) -> Report:
         files = ocr.files()
@@ -109,8 +110,10 @@ class Demo:
     # the steps
 
     def _start(self) -> Up:
-        self._tell.section("A region on this machine: a coordinator, a gateway, four agents")
-        up = self._control.up(4, self._tell.say)
+        self._tell.section(
+            f"A region on this machine: a coordinator, a gateway, four agents on {self.report.link} links"
+        )
+        up = self._control.up(4, self._tell.say, link=self.report.link)
         self.report.time_scale = up.stack.time_scale
         return up
 

@@ -4,23 +4,26 @@ Starts the other programs, restarts a dead one after 0.5 s as an init would, hur
 and answers on a Unix socket in the stack's folder with one JSON object a line. Imports none of the programs.
 
 A bare name is a machine: `kill` takes all of its processes at once and leaves them dead until `resume` (power back).
-`NAME/supervisor`, `/front`, `/worker` is one kind of process: whoever is in charge brings it back.
+`NAME/supervisor`, `/front`, `/worker` is one kind of process: whoever is in charge brings it back. `cut` and `slow` are
+done on the roads between machines (roads.py), `fill` by a limit on how large a file of that machine may grow.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from shoal.devstack import layout
+from shoal.devstack import layout, roads
 from shoal.devstack.layout import Member, Stack
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.wire.unix import reachable
@@ -29,12 +32,23 @@ RESTART_AFTER_S: Final = 0.5
 STOP_WITHIN_S: Final = 10.0
 READY_WITHIN_S: Final = 60.0
 SOCKET: Final = "keeper.sock"
+FILLED_BYTES: Final = 64 * 2**10
+"""Room for the desired set, as the agent keeps it on a disk that is really full."""
+TELL_EVERY_S: Final = 1.0
+"""How soon the roads know the processes that a broken machine started since."""
 VERBS: Final = {
     "kill": "SIGKILL; a bare name stays down until resume",
     "pause": "SIGSTOP",
     "resume": "SIGCONT, and start what was killed",
+    "cut": "nothing passes between it and the others, and nobody is told",
+    "slow": f"{roads.SLOW_BYTES_PER_S // 1024} KiB/s between it and the others, each way together",
+    "fill": f"an agent's disk is full: no file of it grows beyond {FILLED_BYTES // 1024} KiB",
+    "heal": "undo cut, slow and fill",
 }
-NOT_YET: Final = ("cut", "heal", "slow", "fill")
+_ALONE: Final = ("broker", "coordinator")
+"""Members of one process, which has their own role."""
+LASTING: Final = ("cut", "slow", "fill")
+"""What stays until `heal`."""
 
 
 @dataclass
@@ -57,10 +71,15 @@ class Keeper:
         self._folder = folder
         self._stack = stack
         self._programs = {member.name: Program(member) for member in stack.members}
+        self._broken: dict[str, set[str]] = {name: set() for name in self._programs}
+        self._roads: asyncio.subprocess.Process | None = None
+        self._telling = asyncio.Lock()
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
         (self._folder / "logs").mkdir(exist_ok=True)
+        await self._open_roads()
+        telling = asyncio.create_task(self._tell_roads_forever())
         path = self._folder / SOCKET
         path.unlink(missing_ok=True)
         with reachable(path) as address:
@@ -71,7 +90,9 @@ class Keeper:
             loop.add_signal_handler(number, self._stopping.set)
         async with server:
             await self._stopping.wait()
+        telling.cancel()
         await self._stop_all()
+        await self._close_roads()
         path.unlink(missing_ok=True)
 
     # one request a line
@@ -147,6 +168,10 @@ class Keeper:
                     start_new_session=True,
                 )
             program.starts += 1
+            if "fill" in self._broken[name]:
+                _limit_files([program.process.pid], FILLED_BYTES)
+            if program.member.role == "broker":
+                await self._wait_listening(program)
             assert program.process.stdout is not None
             async for line in program.process.stdout:
                 with contextlib.suppress(ValueError):
@@ -158,21 +183,38 @@ class Keeper:
             if not (program.held or self._stopping.is_set()):
                 await asyncio.sleep(RESTART_AFTER_S)
 
+    async def _wait_listening(self, program: Program) -> None:
+        """For a program that says nothing when it is ready."""
+        host, _, port = program.member.addresses["mqtt"].rpartition(":")
+        assert program.process is not None
+        while program.process.returncode is None:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                program.ready_event.set()
+                return
+            await asyncio.sleep(0.02)
+
     def command(self, member: Member) -> list[str]:
         """The program's command line, as a user would type it."""
         addresses = member.addresses
         state = str(self._folder / member.name)
+        if member.role == "broker":
+            return [str(self._folder / member.name / "start")]
+        mqtt = ["--mqtt", layout.road(self._stack.broker.addresses["mqtt"])] if self._stack.broker is not None else []
         if member.role == "coordinator":
             return [
                 *program_path("shoal-coordinator"), "run", "--role", "region", "--region", self._stack.region,
                 "--data-dir", state, "--link", addresses["link"], "--enrol", addresses["enrol"],
-                "--metrics", addresses["metrics"],
+                "--metrics", addresses["metrics"], *([*mqtt, "--models", addresses["models"]] if mqtt else []),
             ]  # fmt: skip
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
-            "--state-dir", state, "--coordinator", self._stack.coordinator.addresses["link"],
+            "--state-dir", state, "--coordinator", layout.road(self._stack.coordinator.addresses["link"]),
+            "--advertise", layout.road(addresses["grpc"]).rpartition(":")[0],
             "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
             "--metrics", addresses["metrics"], "--front-metrics", addresses["front-metrics"],
+            *(["--link", "mqtt", *mqtt] if mqtt else []),
         ]  # fmt: skip
         for key, value in member.labels.items():
             command += ["--label", f"{key}={value}"]
@@ -184,14 +226,12 @@ class Keeper:
     # hurting and ending
 
     async def _break(self, target: str, verb: str) -> list[int]:
-        if verb in NOT_YET:
-            raise refuse(
-                Code.NOT_SUPPORTED_YET, f"{verb} {target}", ", ".join(VERBS), "this verb comes with the links' release"
-            )
         if verb not in VERBS:
             raise refuse(Code.FIELD_INVALID, f"verb {verb!r}", ", ".join(VERBS), "shoal dev break --help")
         name, _, part = target.partition("/")
         program = self._program(name)
+        if verb == "heal" or verb in LASTING:
+            return await self._break_for_long(program, part, verb)
         found = [process for process in self.processes(program) if part in ("", process["role"])]
         if verb == "resume":
             pids = _signal_all(found, signal.SIGCONT)
@@ -205,6 +245,66 @@ class Keeper:
         if verb == "kill" and not part:
             program.held = True
         return _signal_all(found, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
+
+    async def _break_for_long(self, program: Program, part: str, verb: str) -> list[int]:
+        """The machine's processes."""
+        member = program.member
+        if part:
+            raise refuse(
+                Code.FIELD_INVALID, f"{member.name}/{part}", f"a whole machine to {verb}", "leave the part out"
+            )
+        if verb == "fill" and member.role != "agent":
+            raise refuse(Code.FIELD_INVALID, f"fill {member.name}", "an agent", "only agents' disks can be filled")
+        broken = self._broken[member.name]
+        if verb == "heal":
+            broken.clear()
+        else:
+            broken.add(verb)
+        pids = [process["pid"] for process in self.processes(program)]
+        _limit_files(pids, FILLED_BYTES if "fill" in broken else resource.RLIM_INFINITY)
+        await self._tell_roads()
+        return pids
+
+    async def _open_roads(self) -> None:
+        """Before anybody dials."""
+        with (self._folder / "logs" / "roads.log").open("ab") as log:
+            self._roads = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "shoal.devstack.roads", str(self._folder)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        await self._heard_from_roads()
+
+    async def _tell_roads(self) -> None:
+        """Returns when they know."""
+        assert self._roads is not None
+        assert self._roads.stdin is not None
+        on_roads = {name for name, verbs in self._broken.items() if verbs & {"cut", "slow"}}
+        pids = {name: tuple(one["pid"] for one in self.processes(self._programs[name])) for name in on_roads}
+        cut, slow = (frozenset(name for name in on_roads if verb in self._broken[name]) for verb in ("cut", "slow"))
+        async with self._telling:
+            self._roads.stdin.write(roads.Faults(cut, slow, pids).line())
+            await self._heard_from_roads()
+
+    async def _tell_roads_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            if any(verbs & {"cut", "slow"} for verbs in self._broken.values()):
+                await self._tell_roads()
+
+    async def _heard_from_roads(self) -> None:
+        assert self._roads is not None
+        assert self._roads.stdout is not None
+        if not await self._roads.stdout.readline():
+            log = self._folder / "logs" / "roads.log"
+            raise refuse(Code.INTERNAL, f"the roads ended: {last_line(log)}", "relays on 127.0.0.2", f"read {log}")
+
+    async def _close_roads(self) -> None:
+        if self._roads is not None and self._roads.returncode is None:
+            self._roads.kill()
+            await self._roads.wait()
 
     async def _stop(self, program: Program) -> None:
         """SIGTERM, a bounded wait, then SIGKILL for whatever is left of this machine."""
@@ -223,7 +323,7 @@ class Keeper:
 
     async def _stop_all(self) -> None:
         # Agents first, so that none reports its siblings' end as a loss.
-        order = {"agent": 0, "gateway": 1, "coordinator": 2}
+        order = {"agent": 0, "gateway": 1, "coordinator": 2, "broker": 3}
         for rank in sorted(set(order.values())):
             await asyncio.gather(
                 *(self._stop(one) for one in self._programs.values() if order[one.member.role] == rank)
@@ -234,7 +334,7 @@ class Keeper:
     def processes(self, program: Program) -> list[dict[str, Any]]:
         """All processes of one machine: the supervised one, its descendants, and those its records name."""
         found: dict[int, dict[str, Any]] = {}
-        main_role = "coordinator" if program.member.role == "coordinator" else "supervisor"
+        main_role = program.member.role if program.member.role in _ALONE else "supervisor"
         process = program.process
         if process is not None and process.returncode is None:
             found[process.pid] = {"pid": process.pid, "role": main_role}
@@ -259,12 +359,13 @@ class Keeper:
                 "member": member.role,
                 "emulated": bool(member.emulate),
                 "profile": member.emulate,
+                "broken": sorted(self._broken[member.name]),
                 "data_dir": str(self._folder / member.name),
                 "log": str(self._folder / "logs" / f"{member.name}.log"),
             }
             running = self.processes(program)
             for process in running:
-                main = process["role"] in ("supervisor", "coordinator")
+                main = process["role"] in ("supervisor", *_ALONE)
                 rows.append(
                     {
                         **common,
@@ -313,6 +414,14 @@ def _signal_all(processes: list[dict[str, Any]], number: signal.Signals) -> list
             os.kill(process["pid"], number)
             hit.append(process["pid"])
     return hit
+
+
+def _limit_files(pids: Sequence[int], size: int) -> None:
+    """The hard limit stays, so that it can be undone without rights."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
 
 
 def _state(pid: int) -> str:

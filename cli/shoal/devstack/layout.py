@@ -47,11 +47,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A local region as `dev up` was asked for it."""
+    """A local region as `dev up` was asked for it. link: grpc or mqtt."""
 
     region: str
     members: tuple[Member, ...]
     time_scale: float
+    link: str = "grpc"
 
     @property
     def coordinator(self) -> Member:
@@ -60,6 +61,10 @@ class Stack:
     @property
     def gateways(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.role == "gateway")
+
+    @property
+    def broker(self) -> Member | None:
+        return next((member for member in self.members if member.role == "broker"), None)
 
     @property
     def agents(self) -> tuple[Member, ...]:
@@ -81,14 +86,14 @@ def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
     return (*FLEET, *more)[:count]
 
 
-def compose(region: str, count: int, ports: Mapping[str, int]) -> Stack:
+def compose(region: str, count: int, ports: Mapping[str, int], link: str = "grpc") -> Stack:
     """The stack for `count` agents; ports: a free port for each of `needed_ports`."""
 
     def member(name: str, role: str, emulate: str = "", labels: Mapping[str, str] | None = None) -> Member:
-        addresses = {use: f"127.0.0.1:{ports[f'{name}.{use}']}" for use in _USES[role]}
+        addresses = {use: f"{HERE}:{ports[f'{name}.{use}']}" for use in _uses(role, link)}
         return Member(name, role, emulate, labels or {}, addresses)
 
-    members = [member("coordinator", "coordinator"), member("gateway", "gateway")]
+    members = [member(role, role) for role in _leading(link)]
     for name, profile in fleet_of(count):
         members.append(
             member(
@@ -98,19 +103,41 @@ def compose(region: str, count: int, ports: Mapping[str, int]) -> Stack:
                 {"price": PRICES.get(name, PRICES["plain-cpu"]), "site": SITES.get(name, "hall")},
             )
         )
-    return Stack(region, tuple(members), 1.0)
+    return Stack(region, tuple(members), 1.0, link)
 
 
 _USES: Final = {
+    "broker": ("mqtt",),
     "coordinator": ("link", "enrol", "metrics"),
     "gateway": ("grpc", "rest", "token", "metrics", "front-metrics"),
     "agent": ("grpc", "rest", "token", "metrics", "front-metrics"),
 }
 
 
-def needed_ports(count: int) -> tuple[str, ...]:
-    names = [("coordinator", "coordinator"), ("gateway", "gateway"), *((name, "agent") for name, _ in fleet_of(count))]
-    return tuple(f"{name}.{use}" for name, role in names for use in _USES[role])
+def _uses(role: str, link: str) -> tuple[str, ...]:
+    """Over gRPC models come on the link's own port."""
+    more = ("models",) if role == "coordinator" and link == "mqtt" else ()
+    return (*_USES[role], *more)
+
+
+def _leading(link: str) -> tuple[str, ...]:
+    """Members of which there is one, called by their role, in the order in which they start."""
+    return (*(("broker",) if link == "mqtt" else ()), "coordinator", "gateway")
+
+
+def needed_ports(count: int, link: str = "grpc") -> tuple[str, ...]:
+    names = [*((role, role) for role in _leading(link)), *((name, "agent") for name, _ in fleet_of(count))]
+    return tuple(f"{name}.{use}" for name, role in names for use in _uses(role, link))
+
+
+HERE: Final = "127.0.0.1"
+ROAD: Final = "127.0.0.2"
+
+
+def road(address: str) -> str:
+    """host:port by which other members reach what listens on `address`; see roads.py."""
+    host, _, port = address.rpartition(":")
+    return f"{ROAD}:{port}" if host == HERE else address
 
 
 def save(folder: Path, stack: Stack) -> None:
@@ -124,4 +151,5 @@ def load(folder: Path) -> Stack:
         data: dict[str, Any] = json.loads((folder / "stack.json").read_text())
     except FileNotFoundError as cause:
         raise refuse(Code.NOT_FOUND, f"no local federation in {folder}", "one that runs", "shoal dev up") from cause
-    return Stack(data["region"], tuple(Member(**member) for member in data["members"]), data["time_scale"])
+    members = tuple(Member(**member) for member in data["members"])
+    return Stack(data["region"], members, data["time_scale"], data.get("link", "grpc"))

@@ -230,6 +230,7 @@ class Cluster:
         for clock in (self.clock, *(machine.clock for machine in self.machines)):
             clock.skew = 0.0
         for machine in self.machines:
+            machine.lost_devices.clear()
             if machine.name not in self.buried:
                 self.restore_power(machine)
         await self.operators.uncordon_all()
@@ -283,6 +284,8 @@ class Cluster:
             return [f"{name} is down"]
         if state is None or not state.connected or state.liveness is not Liveness.READY:
             return [f"{name} is not seen: {state and (state.liveness, state.connected)}"]
+        if not state.reported:
+            return [f"{name} has not reported in full"]
         if state.quarantined:
             return [f"{name} is not trusted again"]
         wanted = region.workloads.desired.get(name)
@@ -292,6 +295,7 @@ class Cluster:
         found = [] if machine.front.alive else [f"{name}'s front is down"]
         assigned = {each.id for each in wanted.assignments}
         found += [f"{other} still runs on {name}" for other in sorted(machine.workers) if other not in assigned]
+        found += [f"{each} has not come up on {name}" for each in sorted(assigned) if not machine.is_ready(each)]
         for intent in region.workloads.intents:
             route = machine.front.routes.get(intent.key)
             routed = {each.assignment for each in route.endpoints} if route else set()
@@ -345,7 +349,7 @@ class Cluster:
             name
             for machine in self._standing()
             for name, worker in machine.workers.items()
-            if worker.ready is not None and worker.assignment.workload == workload
+            if machine.is_ready(name) and worker.assignment.workload == workload
         }
 
 

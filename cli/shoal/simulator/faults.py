@@ -104,6 +104,19 @@ async def _end_worker(cluster: "Cluster", chance: Chance) -> None:
         machine.kill_worker(name, own_fault=own, why="a fatal signal of its own" if own else "killed from outside")
 
 
+async def _lose_device(cluster: "Cluster", chance: Chance) -> None:
+    """It answers no more, and takes its workers with it; then it is back."""
+    machine = chance.pick([machine for machine in cluster.machines if machine.chips])
+    device = chance.pick(sorted(machine.chips))
+    cluster.world.record("fault.device", node=machine.name, device=device)
+    machine.lost_devices.add(device)
+    for name in sorted(machine.workers):
+        if machine.workers[name].assignment.device == device:
+            machine.kill_worker(name, own_fault=False, why="its device is gone")
+    await asyncio.sleep(chance.between(0.5, 10.0))
+    machine.lost_devices.discard(device)
+
+
 async def _kill_front(cluster: "Cluster", chance: Chance) -> None:
     chance.pick(cluster.machines).kill_front()
 
@@ -144,6 +157,10 @@ async def _change_documents(cluster: "Cluster", chance: Chance) -> None:
     await cluster.operators.act(chance)
 
 
+async def _hang_up(cluster: "Cluster", chance: Chance) -> None:
+    await cluster.operators.hang_up(chance)
+
+
 async def _cordon(cluster: "Cluster", chance: Chance) -> None:
     machine = chance.pick(cluster.machines)
     await cluster.operators.cordon(machine.name, on=True)
@@ -164,12 +181,14 @@ KINDS = (
     Kind("weather", 10.0, _weather),
     Kind("partition", 6.0, _partition),
     Kind("worker-end", 4.0, _end_worker),
+    Kind("device-lost", 8.0, _lose_device),
     Kind("front-kill", 6.0, _kill_front),
     Kind("slow-disk", 6.0, _slow_disk),
     Kind("full-disk", 9.0, _full_disk),
     Kind("clock-step", 6.0, _step_clock),
     Kind("spoiled-bytes", 6.0, _spoil_bytes),
     Kind("documents", 4.0, _change_documents),
+    Kind("hang-up", 4.0, _hang_up),
     Kind("cordon", 8.0, _cordon),
 )
 
@@ -180,17 +199,17 @@ class Storm:
     def __init__(self, cluster: "Cluster", kinds: tuple[Kind, ...] = KINDS) -> None:
         self._cluster = cluster
         self._chance = cluster.world.chance.stream("storm")
-        drawn = [kind for kind in kinds if self._chance.happens(0.35)]
+        # By streams of their own: a kind that is added shifts no other's draw.
+        self._streams = {kind.name: self._chance.stream(kind.name) for kind in kinds}
+        drawn = [kind for kind in kinds if self._streams[kind.name].happens(0.35)]
         self.kinds = drawn or ([self._chance.pick(kinds)] if kinds else [])
-        self._strength = {kind.name: self._chance.between(0.5, 2.0) for kind in self.kinds}
+        self._strength = {kind.name: self._streams[kind.name].between(0.5, 2.0) for kind in self.kinds}
 
     async def blow(self, seconds: float) -> None:
         """Strike for `seconds`; returns when every fault that lasts is over."""
         async with asyncio.TaskGroup() as group:
             for kind in self.kinds:
-                group.create_task(
-                    self._strike(kind, self._chance.stream(kind.name), self._cluster.world.now() + seconds)
-                )
+                group.create_task(self._strike(kind, self._streams[kind.name], self._cluster.world.now() + seconds))
         self._cluster.clear_weather()
 
     async def _strike(self, kind: Kind, chance: Chance, until: float) -> None:

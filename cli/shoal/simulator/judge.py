@@ -4,7 +4,7 @@ The judge stands apart: it imports nothing of the code under test, and believes 
 Each rule is a small model of what is promised; it takes the events one by one and answers with violations.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -299,6 +299,41 @@ class Operators:
         return None
 
 
+class Memory:
+    """What a coordinator acts on is what its store holds: a restart would change nothing."""
+
+    def take(self, event: Happened) -> str | None:
+        if event.kind == "region.memory":
+            acts_on, stored = dict(event.facts["acts_on"]), dict(event.facts["stored"])
+            wrong = sorted(key for key in acts_on.keys() | stored.keys() if acts_on.get(key) != stored.get(key))
+            if wrong:
+                told = ", ".join(f"{key}: {acts_on.get(key)}, stored is {stored.get(key)}" for key in wrong)
+                return f"the coordinator does not act on what it stored: {told}"
+        return None
+
+
+class Audit:
+    """The audit log is one chain, and every entry that was written is in it, once."""
+
+    def __init__(self) -> None:
+        self._written: list[str] = []
+
+    def take(self, event: Happened) -> str | None:
+        if event.kind == "audit.kept":
+            self._written.append(event.facts["subject"])
+        if event.kind == "operator.audit":
+            previous, number = "", 0
+            for sequence, subject, follows, digest in event.facts["entries"]:
+                if (sequence, follows) != (number + 1, previous):
+                    return f"entry {sequence} ({subject}) does not follow from entry {number}"
+                previous, number = digest, sequence
+            held = Counter(subject for _, subject, _, _ in event.facts["entries"])
+            wrong = sorted(subject for subject in self._written if held[subject] != 1)
+            if wrong:
+                return f"entries that were written are not there once: {wrong}"
+        return None
+
+
 def rules() -> tuple[Rule, ...]:
     return (
         AcknowledgedWrites(),
@@ -309,6 +344,8 @@ def rules() -> tuple[Rule, ...]:
         Poison(),
         NoHerd(),
         Operators(),
+        Memory(),
+        Audit(),
     )
 
 

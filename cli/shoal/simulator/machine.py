@@ -134,6 +134,10 @@ class Machine:
             worker.assignment.memory_bytes for worker in self.workers.values() if worker.assignment.device == device
         )
 
+    def is_ready(self, assignment: str) -> bool:
+        worker = self.workers.get(assignment)
+        return worker is not None and worker.ready is not None
+
     def kill_worker(self, assignment: str, *, own_fault: bool, why: str) -> None:
         """The worker process is gone; whoever supervises sees its exit."""
         worker = self.workers.pop(assignment, None)
@@ -253,9 +257,9 @@ class Driver:
         self._machine = machine
 
     def discover(self) -> tuple[Device, ...]:
+        """What is on the bus, whether or not it answers now."""
         self._process.check()
-        lost = self._machine.lost_devices
-        return tuple(each.device for name, each in self._machine.chips.items() if name not in lost)
+        return tuple(each.device for each in self._machine.chips.values())
 
     def read(self, device: str) -> Reading:
         self._process.check()
@@ -457,6 +461,7 @@ class Front:
         routes: tuple[Route, ...],
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...] = (),
+        revoked: tuple[str, ...] = (),
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.coordinator.controllers.finish import finish
 from shoal.simulator.world import Process, World
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -113,7 +114,7 @@ class Network:
             await asyncio.sleep(self.delay(self.path(COORDINATOR, node)))
             raise _unreachable("connection refused")
         session = _Session(self, node, listener, process)
-        listener.process.spawn(session.serve(data, hello.node.role), f"session-{node}")
+        session.serving = listener.process.spawn(session.serve(data, hello.node.role), f"session-{node}")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 answer = await session.answer
@@ -210,6 +211,7 @@ class _Session:
         self.network = network
         self.node = node
         self.epoch = 0
+        self.serving: asyncio.Task[None] | None = None
         self.client = client
         self.listener = listener
         self.answer: asyncio.Future[Welcome | Refusal] = network.world.loop.create_future()
@@ -223,14 +225,28 @@ class _Session:
         return _unreachable("the session has ended")
 
     async def serve(self, hello_bytes: bytes, role: Role) -> None:
-        """The coordinator's side, as its link adapter does it: opened, received in order, closed."""
+        """The coordinator's side, as its link adapter does it: opened, received in order, closed. It is cancelled when
+        the agent hangs up; what has begun is finished all the same."""
         events = self.listener.events
         hello = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(hello_bytes))
         assert isinstance(hello, Hello)
+        try:
+            if await finish(self._opened(events, hello, role)):
+                await self._receive(events)
+        except ShoalError as broken:
+            self.tell(Refused(broken.refusal, fatal=False))
+            self.server_left()
+        finally:
+            if self.epoch > 0:
+                if self.listener.sessions.get(self.node) is self:
+                    del self.listener.sessions[self.node]
+                await events.closed(self.node, self.epoch)
+
+    async def _opened(self, events: Events, hello: Hello, role: Role) -> bool:
         answer = await events.opened(self.node, role, hello)
         if isinstance(answer, Refusal):
             self._reply(answer)
-            return
+            return False
         self.epoch = answer.epoch
         older = self.listener.sessions.get(self.node)
         if older is not None:
@@ -240,19 +256,15 @@ class _Session:
             "link.opened", node=self.node, epoch=answer.epoch, history=answer.history, term=answer.term
         )
         self._reply(answer)
-        try:
-            while (data := await self.server_inbox.get()) is not None:
-                self.listener.process.gate(f"receive from {self.node}")
-                message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
-                refusal = await events.received(self.node, self.epoch, message)
-                if refusal is not None:
-                    self.tell(Refused(refusal, fatal=False))
-        except ShoalError as broken:
-            self.tell(Refused(broken.refusal, fatal=False))
-            self.server_left()
-        if self.listener.sessions.get(self.node) is self:
-            del self.listener.sessions[self.node]
-        await events.closed(self.node, self.epoch)
+        return True
+
+    async def _receive(self, events: Events) -> None:
+        while (data := await self.server_inbox.get()) is not None:
+            self.listener.process.gate(f"receive from {self.node}")
+            message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
+            refusal = await finish(events.received(self.node, self.epoch, message))
+            if refusal is not None:
+                self.tell(Refused(refusal, fatal=False))
 
     def tell(self, message: ToAgent) -> None:
         if self.down.open:
@@ -274,7 +286,11 @@ class _Session:
     def client_left(self) -> None:
         """The agent's end is gone; a reset tells the other, unless the path is cut."""
         self.up.open = self.down.open = False
-        self._tell_end(self.node, COORDINATOR, self.server_inbox)
+        self.network.world.later(self._notice_s(self.node, COORDINATOR), self._hung_up)
+
+    def _hung_up(self) -> None:
+        if self.serving is not None and not self.serving.done():
+            self.serving.cancel()
 
     def server_left(self) -> None:
         self._settle(_unreachable("connection reset").refusal)
@@ -282,11 +298,12 @@ class _Session:
         if self.listener.sessions.get(self.node) is self:
             del self.listener.sessions[self.node]
         self._close(self.server_inbox, 0.0)
-        self._tell_end(COORDINATOR, self.node, self.client_inbox)
+        self._close(self.client_inbox, self._notice_s(COORDINATOR, self.node))
 
-    def _tell_end(self, source: str, target: str, inbox: "asyncio.Queue[bytes | None]") -> None:
+    def _notice_s(self, source: str, target: str) -> float:
+        """Seconds until `target` knows that `source` has ended the session."""
         path = self.network.path(source, target)
-        self._close(inbox, 2 * KEEPALIVE_S if path.cut else 0.05 + self.network.delay(path))
+        return 2 * KEEPALIVE_S if path.cut else 0.05 + self.network.delay(path)
 
     def _close(self, inbox: "asyncio.Queue[bytes | None]", seconds: float) -> None:
         self.network.world.later(seconds, lambda: inbox.put_nowait(None))

@@ -1,7 +1,8 @@
 """The people and clients of a run: documents applied and deleted, nodes cordoned, requests sent.
 
 Each change of a document is recorded with its outcome: `ok` when it was acknowledged, `refused` when it was not done,
-`unknown` when the coordinator died or fell silent before it answered (it may have happened or not).
+`unknown` when the coordinator died or fell silent before it answered, or its caller hung up (it may have happened or
+not). A change goes through an edge as the operator API is one: it is finished whoever leaves, and audited.
 """
 
 import asyncio
@@ -9,10 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.controllers.catalog import DocumentKey
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.catalog import DOCUMENTS, DocumentKey, StoredDocument
+from shoal.coordinator.controllers.events import AUDIT, AuditEntry
+from shoal.coordinator.controllers.finish import finish
+from shoal.coordinator.controllers.fleet import NODES, NodeRecord
 from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.controllers.workloads import DESIRED
 from shoal.policies import Workload
 from shoal.simulator.chance import Chance
+from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, ShoalError
 from shoal.types.workload import WorkloadKey
 
@@ -40,6 +47,8 @@ class Operators:
         self.deleted: dict[str, float] = {}
         """workload -> when its deletion was last asked for."""
         self._edition = 0
+        self._changes = 0
+        self._hangs_up_after: float | None = None
         self.quota = 0
         self.counts: dict[str, int] = {}
 
@@ -56,6 +65,11 @@ class Operators:
         """One change by an operator in the storm."""
         name = chance.pick(NAMES)
         await (self.delete(name) if chance.happens(0.3) else self.apply(name, chance))
+
+    async def hang_up(self, chance: Chance) -> None:
+        """One change whose caller does not wait for the answer."""
+        self._hangs_up_after = chance.delay(chance.pick([0.001, 0.01, 0.5]))
+        await self.act(chance)
 
     async def apply(self, name: str, chance: Chance) -> None:
         self._edition += 1
@@ -105,6 +119,35 @@ class Operators:
         ]
         self._world.record("operator.read", documents=tuple(sorted(found)))
 
+    def read_memory(self) -> None:
+        """What the region acts on, beside what its next start would find."""
+        region, store = self._cluster.region, self._cluster.store
+        if region is None or store is None:
+            return
+        acts_on = {key.stored_at: each.revision for key, each in region.workloads.catalog.documents.items()}
+        acts_on |= {DESIRED + node: each.version.generation for node, each in region.workloads.desired.items()}
+        acts_on |= {NODES + name: (each.epoch, each.cordoned) for name, each in region.fleet.fleet.nodes.items()}
+        found: dict[str, object] = {}
+        for key, value in store.contents().items():
+            if key.startswith(DOCUMENTS):
+                found[key] = records.load(StoredDocument, value).revision
+            elif key.startswith(DESIRED):
+                found[key] = records.load(DesiredSet, value).version.generation
+            elif key.startswith(NODES):
+                node = records.load(NodeRecord, value)
+                found[key] = (node.epoch, node.cordoned)
+        self._world.record("region.memory", acts_on=tuple(sorted(acts_on.items())), stored=tuple(sorted(found.items())))
+
+    def read_audit(self) -> None:
+        """What the audit log says, from its first entry."""
+        store = self._cluster.store
+        if store is None:
+            return
+        kept = sorted((key, value) for key, value in store.contents().items() if key.startswith(AUDIT))
+        entries = [records.load(AuditEntry, value) for _, value in kept]
+        told = tuple((each.sequence, each.subject, each.previous, each.digest) for each in entries)
+        self._world.record("operator.audit", entries=told)
+
     async def send_requests(self) -> None:
         """Clients at every front, until cancelled."""
         chance = self._chance.stream("requests")
@@ -137,7 +180,8 @@ class Operators:
 
     async def _change(self, name: str, edition: str, act: Act) -> str:
         self._world.record("operator.asks", document=name, content=edition)
-        outcome = await self._attempt(act)
+        self._changes += 1
+        outcome = await self._attempt(act, f"change {self._changes}: {name} {edition}")
         self._world.record("operator.done", document=name, content=edition, outcome=outcome)
         return outcome
 
@@ -145,8 +189,8 @@ class Operators:
         while await self._attempt(act) != "ok":  # noqa: ASYNC110 - people try again, they are not woken
             await asyncio.sleep(1.0)
 
-    async def _attempt(self, act: Act) -> str:
-        """`ok`, `unknown`, or `refused` with the code."""
+    async def _attempt(self, act: Act, subject: str = "") -> str:
+        """`ok`, `unknown`, or `refused` with the code. subject: of the entry in the audit log, where there is one."""
         region, process = self._cluster.region, self._cluster.coordinator
         if region is None or process is None or not process.alive:
             return "refused"
@@ -156,21 +200,39 @@ class Operators:
             if not answer.done():
                 answer.set_result(outcome)
 
-        async def work() -> None:
+        async def handle() -> None:
+            await act(region)
+            if subject:
+                await self._audit(region, subject)
+
+        async def serve() -> None:
             try:
-                await act(region)
+                await finish(handle())
             except ShoalError as error:
                 settle(f"refused {error.code}")
             else:
                 settle("ok")
 
         process.on_death(lambda: settle("unknown"))
-        process.spawn(work(), "operator")
+        serving = process.spawn(serve(), "operator")
+        patience, self._hangs_up_after = self._hangs_up_after, None
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S if patience is None else patience):
                 return await answer
         except TimeoutError:
+            if process.alive:
+                self._world.record("fault.hang-up", subject=subject)
+                serving.cancel()
             return "unknown"
+
+    async def _audit(self, region: Region, subject: str) -> None:
+        """As the API's audit trail: an entry that the store does not take is dropped, for the act has happened."""
+        try:
+            await region.events.audit(WHO, "Change", subject, "done")
+        except ShoalError as error:
+            self._world.record("audit.dropped", subject=subject, code=str(error.code))
+        else:
+            self._world.record("audit.kept", subject=subject)
 
 
 async def _uncordon(region: Region, node: str) -> None:

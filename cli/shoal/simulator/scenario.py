@@ -214,6 +214,8 @@ async def _storm(stage: Stage, scenario: Scenario) -> None:
     await stage.stays(STEADY_S)
     traffic.cancel()
     operators.read_all()
+    operators.read_memory()
+    operators.read_audit()
 
 
 SCENARIOS = {

@@ -14,7 +14,7 @@ from shoal.simulator.chance import Chance
 from shoal.simulator.disk import Disk
 from shoal.simulator.network import COORDINATOR, Network, short
 from shoal.simulator.world import Process, World
-from shoal.types.assignment import DesiredSet
+from shoal.types.assignment import Assignment, DesiredSet
 from shoal.types.codes import Code, refuse
 from shoal.types.link import Receipts
 from shoal.types.profile import ModelProfile
@@ -66,6 +66,15 @@ class Store:
 
     async def commit(self, transaction: Transaction) -> int:
         await self._step("commit")
+        # A thread writes it: a caller who is cancelled meanwhile takes nothing back.
+        writing = asyncio.ensure_future(self._commit(transaction))
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        revision = await asyncio.shield(writing)
+        self._process.gate("committed")
+        self._world.record("store.acked", revision=revision)
+        return revision
+
+    async def _commit(self, transaction: Transaction) -> int:
         async with self._one_writer:
             for key, revision in transaction.expect.items():
                 held = self._records.get(key)
@@ -81,8 +90,6 @@ class Store:
             )
             await self._write(frame(pickle.dumps((revision, puts, tuple(transaction.deletes)))))
             self._apply(revision, puts, transaction.deletes)
-        self._process.gate("committed")
-        self._world.record("store.acked", revision=revision)
         return revision
 
     async def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
@@ -253,6 +260,9 @@ class Cache:
         self._disk = disk
         self._held = held
         self._chance = chance
+
+    async def admit(self, asked: Assignment) -> None:
+        """Nobody signs models here."""
 
     async def ensure(self, digest: str, size: Bytes) -> str:
         self._process.gate("ensure")

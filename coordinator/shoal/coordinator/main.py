@@ -17,36 +17,45 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import structlog
+from cryptography import x509
 
 from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
-from shoal.coordinator.api.authorise import Authorisation
+from shoal.coordinator.api.authorise import FETCH, Authorisation
 from shoal.coordinator.api.enrol import EnrolmentService
+from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.blobs.inspect import ChildInspector
+from shoal.coordinator.broker import config as mosquitto
+from shoal.coordinator.broker.control import BrokerControl
 from shoal.coordinator.clock import SystemClock, SystemIds
-from shoal.coordinator.controllers.enrolment import Enrolment
+from shoal.coordinator.controllers.enrolment import LIFETIME_S, Enrolment
+from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region, RegionConfig
+from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.controllers.truth import KEY as REGION_KEY
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity, first_operator
+from shoal.coordinator.link.fan import Fan
 from shoal.coordinator.link.grpc import GrpcLinks
-from shoal.coordinator.telemetry import logs
+from shoal.coordinator.link.mqtt import MqttLinks
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.units import Bytes
+from shoal.types.device import Role
+from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
-from shoal.wire.identity import check_name
-from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, server_options
+from shoal.wire import descriptors, logs
+from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
+from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
 from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
 STOP_S: Final = 2.0
 """Calls that run when a stop is asked for may end within this time."""
+REFRESH_S: Final = 3600.0
 
 ROLES: Final = ("region", "federation")
-LEVELS: Final = ("debug", "info", "warning", "error")
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -64,16 +73,21 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Flags, else SHOAL_* variables, else defaults. advertise: the host that agents and operators dial."""
+    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one.
+
+    models: where agents that come by the broker fetch models. advertise: the host that agents and operators dial."""
 
     region: str
     data_dir: Path
     link: Address
     enrol: Address
     metrics: Address
+    mqtt: Address | None
+    models: Address
     advertise: str
     store: str
     backup_every_s: float
+    node_lifetime_s: float
     seed: int
     log_level: str
 
@@ -81,6 +95,10 @@ class Config:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(os.environ).parse_args(arguments)
     try:
+        if options.verb == "broker-config":
+            os.umask(0o077)
+            print(json.dumps({"event": "written", "start": str(_write_broker(options))}))
+            return
         if options.role == "federation":
             raise refuse(
                 Code.NOT_SUPPORTED_YET,
@@ -91,10 +109,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = _config(options)
         os.umask(0o077)
         logs.configure(config.log_level)
+        descriptors.raise_limit()
         asyncio.run(_run(config))
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _write_broker(options: argparse.Namespace) -> Path:
+    """The program that starts the broker, in the folder that was asked for. Raises ShoalError."""
+    region, data, out = check_name(options.region, "region"), Path(options.data_dir), Path(options.out)
+    listen = _address(options.listen)
+    user = options.user or mosquitto.current_user()
+    plugin = options.plugin or mosquitto.installed_plugin()
+    broker = mosquitto.BrokerConfig(region, listen.host, listen.port, user, plugin)
+    clock = SystemClock()
+    # A region that was never started may make its CA here: its broker can then be there first.
+    authority = FileAuthority.open(data / "ca", region, wall=clock.wall(), may_create=not (data / "store").exists())
+    hosts = tuple(dict.fromkeys((*options.host, *_dialled(listen))))
+    identity = authority.enrol_self(
+        Role.BROKER, mosquitto.NAME, hosts=hosts, lifetime_s=mosquitto.LIFETIME_S, wall=clock.wall()
+    )
+    try:
+        mosquitto.write(out, broker, identity)
+    except OSError as cause:
+        raise refuse(
+            Code.FIELD_INVALID, f"{out}: {cause.strerror}", "a folder that can be written", "choose another --out"
+        ) from cause
+    return out.resolve() / "start"
 
 
 async def _run(config: Config) -> None:
@@ -110,10 +152,25 @@ async def _run(config: Config) -> None:
             log.critical("store restored from a copy", refusal=str(store.recovery))
         known = await store.read(REGION_KEY) is not None
         authority = FileAuthority.open(config.data_dir / "ca", config.region, wall=clock.wall(), may_create=not known)
-        links = GrpcLinks(config.region, meter)
+        hosts = tuple(dict.fromkeys((config.advertise, *_dialled(config.link, config.enrol, config.models))))
+        identity = ServerIdentity(authority, config.data_dir / "server", hosts, clock)
+        grpc_links, mqtt_links = GrpcLinks(meter), None
+        if config.mqtt is not None:
+            mqtt_links = MqttLinks(
+                config.region,
+                str(config.mqtt),
+                identity,
+                identify=lambda certificate: _identify(authority, certificate),
+                revoked=lambda serial: members.check(serial),
+                models_address=lambda: str(Address(config.advertise, models_port)),
+                clock=clock,
+                ids=ids,
+                meter=meter,
+            )
+        links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
         region = Region(
             store,
-            links,
+            Fan(*links),
             DirectoryBlobs(config.data_dir / "models", MODEL_BYTES),
             ChildInspector(),
             clock,
@@ -123,31 +180,66 @@ async def _run(config: Config) -> None:
             restored=store.recovery,
         )
         await region.start()
-        links.bind(region.fleet)
-        enrolment = Enrolment(config.region, store, authority, region.events, clock, ids, meter)
-        hosts = tuple(dict.fromkeys((config.advertise, *_dialled(config.link, config.enrol))))
-        identity = ServerIdentity(authority, config.data_dir / "server", hosts, clock)
+        for each in links:
+            each.bind(region.fleet)
+        lifetimes = {**LIFETIME_S, **dict.fromkeys(NODES, Seconds(config.node_lifetime_s))}
+        mqtt = str(config.mqtt) if config.mqtt else ""
+        broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter) if mqtt else None
+        enrolment = Enrolment(
+            config.region, store, authority, region.events, clock, ids, meter, broker=broker, lifetimes=lifetimes
+        )
         operator_dir = config.data_dir / "operator"
         first_operator(authority, operator_dir, clock.wall())
 
+        def turned() -> None:
+            identity.refresh()
+            first_operator(authority, operator_dir, clock.wall())
+            if mqtt_links is not None:
+                mqtt_links.refresh()
+                model_server.refresh()
+
+        members = Members(
+            region, store, authority, clock, broker=broker, ended=lambda serials: guard.end(serials), turned=turned
+        )
+        await members.start()
+        if broker is not None:
+            for node in await enrolment.nodes():
+                await broker.admit(node)
+        renewal = Renewal(
+            config.region, store, authority, region.events, clock, ids, meter, members.forbids, lifetimes=lifetimes
+        )
         audit = AuditTrail(region.events, meter)
-        guard = Authorisation(config.region, clock, meter, audit)
+        guard = Authorisation(config.region, clock, meter, audit, members.check)
+        model_server = ModelServer(region, identity, lambda caller: guard.judge(FETCH, caller), meter)
         api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
-        link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
+        link_pb2_grpc.add_AgentLinkServicer_to_server(grpc_links, api)
         artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-        operator_pb2_grpc.add_OperatorServicer_to_server(OperatorService(region, enrolment, store, clock, audit), api)
+        operators = OperatorService(
+            region, enrolment, members, store, clock, audit, lambda: str(Address(config.advertise, enrol.port))
+        )
+        operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
         link = _listen(api, config.link, identity.credentials(client_certificates=True))
-        enrol_server = grpc.aio.server(options=server_options(ENROL_BYTES))
-        service = EnrolmentService(config.region, enrolment, lambda: str(Address(config.advertise, link.port)))
+        enrol_server = grpc.aio.server(options=enrol_options())
+        service = EnrolmentService(
+            config.region,
+            enrolment,
+            renewal,
+            lambda: str(Address(config.advertise, link.port)),
+            lambda: str(Address(config.advertise, enrol.port)),
+            mqtt,
+        )
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
         enrol = _listen(enrol_server, config.enrol, identity.credentials(client_certificates=False))
         meter.observe(lambda: _gauges(region, links))
         folder = identity.folder
-        scraped = Guard(config.region, folder / "cert.pem", folder / "key.pem", folder / "ca.pem", clock.wall)
+        scraped = Guard(
+            config.region, folder / "cert.pem", folder / "key.pem", folder / "ca.pem", clock.wall, members.check
+        )
         metrics = _serve_metrics(meter, config.metrics, scraped)
 
         await api.start()
         await enrol_server.start()
+        models_port = await _serve_models(model_server, config.models) if mqtt_links else 0
         print(
             json.dumps(
                 {
@@ -158,6 +250,7 @@ async def _run(config: Config) -> None:
                     "link": str(Address(config.advertise, link.port)),
                     "enrol": str(Address(config.advertise, enrol.port)),
                     "metrics": str(metrics),
+                    **({"mqtt": mqtt, "models": str(Address(config.advertise, models_port))} if mqtt_links else {}),
                     "ca_sha256": authority.fingerprint,
                     "operator_dir": str(operator_dir.resolve()),
                 }
@@ -167,7 +260,13 @@ async def _run(config: Config) -> None:
         tasks = [
             asyncio.create_task(_keep_running(region)),
             asyncio.create_task(_back_up(store, config.backup_every_s)),
+            asyncio.create_task(members.run()),
+            asyncio.create_task(_refresh(turned)),
         ]
+        if broker is not None:
+            tasks.append(asyncio.create_task(broker.run()))
+        if mqtt_links is not None:
+            tasks.append(asyncio.create_task(mqtt_links.run()))
         await stopping.wait()
         log.info("stopping")
         region.stop()
@@ -175,10 +274,17 @@ async def _run(config: Config) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await model_server.stop()
         with suppress(ShoalError):
             await store.backup()
     finally:
         await store.close()
+
+
+def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identity:
+    """Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID)."""
+    authority.recognise(certificate)
+    return identity_of_certificate(certificate)
 
 
 async def _keep_running(region: Region) -> None:
@@ -192,6 +298,13 @@ async def _keep_running(region: Region) -> None:
             await asyncio.sleep(1.0)
 
 
+async def _refresh(due: Callable[[], None]) -> None:
+    """The certificates that this machine makes for itself, before their time is over."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        due()
+
+
 async def _back_up(store: Any, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
@@ -201,13 +314,13 @@ async def _back_up(store: Any, every_s: float) -> None:
             log.error("store not copied", refusal=str(error))
 
 
-def _gauges(region: Region, links: GrpcLinks) -> Gauges:
+def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks]) -> Gauges:
     nodes: dict[tuple[tuple[str, str], ...], float] = {}
     for state in region.fleet.fleet.nodes.values():
         label = (("liveness", str(state.liveness)),)
         nodes[label] = nodes.get(label, 0.0) + 1
     return {
-        "sessions": {(): float(links.connected)},
+        "sessions": {(): float(sum(link.connected for link in links))},
         "nodes": nodes,
         "workloads": {(): float(len(region.workloads.intents))},
         "waits": {(): float(len(region.workloads.waits))},
@@ -231,6 +344,13 @@ def _serve_metrics(meter: PrometheusMeter, address: Address, scraped: Guard) -> 
     except OSError as cause:
         raise _cannot_listen(address) from cause
     return Address(address.host, port)
+
+
+async def _serve_models(server: ModelServer, address: Address) -> int:
+    try:
+        return await server.start(address.host, address.port)
+    except OSError as cause:
+        raise _cannot_listen(address) from cause
 
 
 def _cannot_listen(address: Address) -> ShoalError:
@@ -273,9 +393,12 @@ def _config(options: argparse.Namespace) -> Config:
         link=link,
         enrol=_address(options.enrol),
         metrics=_address(options.metrics),
+        mqtt=_address(options.mqtt) if options.mqtt else None,
+        models=_address(options.models),
         advertise=options.advertise or ("127.0.0.1" if _is_any(link.host) else link.host),
         store=options.store,
         backup_every_s=options.backup_every,
+        node_lifetime_s=options.node_lifetime,
         seed=options.seed,
         log_level=options.log_level,
     )
@@ -311,7 +434,8 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         return environment.get(f"SHOAL_{name}", otherwise)
 
     parser = argparse.ArgumentParser(prog="shoal-coordinator", description=__doc__)
-    run = parser.add_subparsers(dest="verb", required=True).add_parser("run", help="run a coordinator")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="run a coordinator")
     run.add_argument(
         "--role",
         type=_one_of(*ROLES),
@@ -319,13 +443,31 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="|".join(ROLES),
         help="what it serves",
     )
-    run.add_argument("--region", default=default("REGION", "local"), help="the region's name")
-    run.add_argument(
-        "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
+    broker = verbs.add_parser(
+        "broker-config",
+        help="make the folder from which Mosquitto carries this region's agent links",
+        description="Makes a folder with Mosquitto's configuration, certificate and rights; its `start` is what runs"
+        " the broker, on this machine or wherever the folder is copied. Run it again for a new certificate.",
     )
+    for verb in (run, broker):
+        verb.add_argument("--region", default=default("REGION", "local"), help="the region's name")
+        verb.add_argument(
+            "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
+        )
+    broker.add_argument("--out", default=default("BROKER_DIR", "./shoal-broker"), help="the folder that is made")
+    broker.add_argument("--listen", default=default("MQTT_LISTEN", "127.0.0.1:8883"), help="where the broker listens")
+    broker.add_argument("--host", action="append", default=[], help="a name or address that agents dial; repeatable")
+    broker.add_argument("--user", default="", help="whom it runs as when root starts it. [default: who makes it]")
+    broker.add_argument("--plugin", default="", help="mosquitto_dynamic_security.so, as the broker's machine has it")
     run.add_argument("--link", default=default("LINK", "127.0.0.1:7443"), help="agents and operators, mTLS")
     run.add_argument("--enrol", default=default("ENROL", "127.0.0.1:7444"), help="join tokens, server TLS only")
     run.add_argument("--metrics", default=default("METRICS", "127.0.0.1:7445"), help="Prometheus, mTLS")
+    run.add_argument(
+        "--mqtt", default=default("MQTT", ""), help="HOST:PORT of the region's broker, from `broker-config`"
+    )
+    run.add_argument(
+        "--models", default=default("MODELS", "127.0.0.1:7446"), help="models for agents that come by --mqtt, HTTPS"
+    )
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
     run.add_argument("--store", default=default("STORE", "sqlite"))
     run.add_argument(
@@ -334,8 +476,14 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         default=default("BACKUP_EVERY", "60"),
         help="seconds between copies of the store",
     )
+    run.add_argument(
+        "--node-lifetime",
+        type=_seconds,
+        default=default("NODE_LIFETIME", "86400"),
+        help="seconds that a node's certificate is good for; it renews at two thirds",
+    )
     run.add_argument("--seed", type=int, default=default("SEED", "0"), help="of choices that placement leaves open")
     run.add_argument(
-        "--log-level", type=_one_of(*LEVELS), default=default("LOG_LEVEL", "info"), metavar="|".join(LEVELS)
+        "--log-level", type=_one_of(*logs.LEVELS), default=default("LOG_LEVEL", "info"), metavar="|".join(logs.LEVELS)
     )
     return parser

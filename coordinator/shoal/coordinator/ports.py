@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cryptography.x509 import Certificate
+
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
 from shoal.types.link import FromAgent, Hello, ToAgent, Welcome
@@ -103,12 +105,24 @@ class AgentLinks(Protocol):
 class LinkEvents(Protocol):
     """What the link adapter calls; the fleet controller implements it. The adapter has authenticated `node`."""
 
-    async def opened(self, node: str, role: Role, hello: Hello) -> Welcome | Refusal: ...
+    async def opened(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
+        """peer: the address that the hello came from, where the link tells it."""
+        ...
+
     async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None:
         """A refusal is counted and told to the node; the session goes on."""
         ...
 
     async def closed(self, node: str, epoch: int) -> None: ...
+
+
+class Broker(Protocol):
+    """Who may speak at the MQTT broker. Both are kept in mind and carried out as soon as the broker is there."""
+
+    async def admit(self, node: str) -> None: ...
+    async def expel(self, node: str) -> None:
+        """Ends its connection too."""
+        ...
 
 
 class Blobs(Protocol):
@@ -133,21 +147,46 @@ class Inspector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate that the region's CA signed. serial: decimal, as in the audit log."""
+    """A certificate that the region's CA signed. serial: decimal, as in the audit log. issuer: the CA's fingerprint."""
 
     pem: bytes
     serial: str
     not_after: Wall
+    issuer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RootInfo:
+    """One CA of the region. state: issuing | next | trusted | retired."""
+
+    fingerprint: str
+    not_after: Wall
+    state: str
 
 
 class Authority(Protocol):
     """The region's CA. What it issues comes from the caller, never from the signing request."""
 
     @property
-    def ca_pem(self) -> bytes: ...
+    def ca_pem(self) -> bytes:
+        """Every CA that is trusted, the one that issues first."""
+        ...
+
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the CA's certificate (DER), hex: what join tokens pin."""
+        """SHA-256 of the issuing CA's certificate (DER), hex: what join tokens pin."""
+        ...
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of all that are trusted, the one that issues first."""
+        ...
+
+    def recognise(self, certificate: Certificate, *, retired: bool = False) -> str:
+        """The fingerprint of the CA that signed it, whatever its dates. retired: also one that is trusted no more.
+
+        Raises ShoalError(CERT_UNTRUSTED).
+        """
         ...
 
     def check(self, csr_pem: bytes, name: str) -> None:
@@ -158,6 +197,32 @@ class Authority(Protocol):
         self, csr_pem: bytes, role: Role, name: str, *, hosts: tuple[str, ...], lifetime_s: Seconds, wall: Wall
     ) -> Issued:
         """hosts: addresses that the holder may serve at. Raises ShoalError(CSR_DENIED)."""
+        ...
+
+
+class RotatingAuthority(Authority, Protocol):
+    """A CA that can be followed by another. stage: idle -> trust -> issue -> idle; since: when it began."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def since(self) -> Wall: ...
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Certificates (PEM) of all that are trusted, the one that issues first."""
+        ...
+
+    def infos(self) -> tuple[RootInfo, ...]: ...
+    async def begin(self, wall: Wall) -> None:
+        """idle -> trust. Durable when it returns, as the others are. Raises ShoalError(CONFLICT) at another stage."""
+        ...
+
+    async def promote(self, wall: Wall) -> None:
+        """trust -> issue."""
+        ...
+
+    async def retire(self, wall: Wall) -> None:
+        """issue -> idle; the old key is deleted."""
         ...
 
 

@@ -115,7 +115,12 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         ),
         "spec.require.trust.capability": Live(_PLACEMENT, (Code.CAPABILITY_UNMEASURED,), reads="measured_only"),
         "spec.require.trust.within": Live(_PLACEMENT, (Code.CAPABILITY_STALE,), reads="measured_within_s"),
-        "spec.require.trust.signed_model.keys": Later("signed models"),
+        "spec.require.trust.signed_model.keys": Live(
+            _PLACEMENT,
+            (Code.SIGNATURE_REQUIRED, Code.SIGNATURE_INVALID, Code.SIGNATURE_EXPIRED, Code.PUBLISHER_UNKNOWN),
+            note="names of the Region's `keys`",
+            reads="signed_by",
+        ),
         "spec.limits.cost": Live(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together", reads="cost"),
         "spec.limits.energy": Live(_PLACEMENT, (Code.ENERGY_OVER,), reads="energy"),
         "spec.limits.carbon": _CARBON,
@@ -188,6 +193,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.trade.with": _FEDERATION,
         "spec.trade.tenants": _FEDERATION,
         "spec.trade.hold_share": _FEDERATION,
+        "spec.keys.name": Live(_CONTROLLERS, (Code.NAME_DUPLICATE,), reads="keys"),
+        "spec.keys.key": Live(_CONTROLLERS, (Code.SIGNATURE_INVALID, Code.MODEL_ROLLBACK), reads="keys"),
+        "spec.keys.until": Live(_CONTROLLERS, (Code.SIGNATURE_EXPIRED,), reads="until"),
     },
 }
 
@@ -259,7 +267,7 @@ def check_sense(value: Kind, root: Node) -> Iterator[Found]:
         case Tenant():
             rules = _tenant(value)
         case Region():
-            rules = iter(())
+            rules = _region(value)
     for path, refusal in rules:
         yield place_of(root, path), refusal
 
@@ -278,6 +286,8 @@ def _policy(policy: Policy) -> Rule:
         yield from _twice(require.precision.allow, (*_REQUIRE, "precision", "allow"))
     if require.residency is not None:
         yield from _twice(require.residency, (*_REQUIRE, "residency"))
+    if require.trust is not None and require.trust.signed_model is not None:
+        yield from _twice(require.trust.signed_model.keys, (*_REQUIRE, "trust", "signed_model", "keys"))
     yield from _availability(policy)
     if spec.optimize is not None and not any((spec.optimize.energy, spec.optimize.cost, spec.optimize.latency)):
         yield (
@@ -473,6 +483,16 @@ def _workload(workload: Workload) -> Rule:
 
 def _tenant(tenant: Tenant) -> Rule:
     yield from _zeros(tenant, (("spec", "quota", "replicas"), ("spec", "quota", "memory")))
+
+
+def _region(region: Region) -> Rule:
+    names = [key.name for key in region.spec.keys]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield (
+                ("spec", "keys", index, "name"),
+                Refusal(Code.NAME_DUPLICATE, f"key {name} again", "each name once", "rename or remove one"),
+            )
 
 
 def check_pair(workload: Workload, policy: Policy) -> Rule:

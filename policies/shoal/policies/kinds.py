@@ -8,9 +8,11 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from shoal.policies.quantities import (
     Carbon,
     Cost,
+    Day,
     Duration,
     Energy,
     Intensity,
+    KeyText,
     Line,
     Name,
     Pattern,
@@ -91,11 +93,13 @@ class Availability(Part):
 
 
 class SignedModel(Part):
+    """One of these keys, which the Region's `keys` declare, must have signed the model."""
+
     keys: Many[Name]
 
 
 class Trust(Part):
-    """A device must have a receipt that was measured, not declared, and `within` that time."""
+    """capability, within: a device must have a receipt that was measured, not declared, and within that time."""
 
     capability: Literal["measured"] = "measured"
     within: Duration | None = None
@@ -361,11 +365,20 @@ class Trade(Part):
     hold_share: Share | None = None
 
 
+class ModelKey(Part):
+    """A publisher's public key under the name that policies give it. until: the last day (UTC) on which it counts."""
+
+    name: Name
+    key: KeyText
+    until: Day | None = None
+
+
 class RegionSpec(Part):
     location: Location = Location()
     price: Price | None = None
     carbon: CarbonSignal | None = None
     trade: Many[Trade] = ()
+    keys: Many[ModelKey] = ()
 
 
 class Region(Part):

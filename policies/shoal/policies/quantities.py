@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -11,6 +12,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from shoal.policies.cel import Expression, ExpressionError
 from shoal.types import units
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.signature import parse_key
 from shoal.types.units import (
     Bytes,
     Dimension,
@@ -20,6 +22,7 @@ from shoal.types.units import (
     PerSecond,
     Seconds,
     UsdPerHour,
+    Wall,
     Watts,
 )
 
@@ -132,6 +135,58 @@ Line = Annotated[
         "shorten it, or leave the field out",
     ),
 ]
+
+
+class _KeyText:
+    """A public key, kept as the base64 of its DER on one line."""
+
+    @staticmethod
+    def read(value: object) -> str:
+        if not isinstance(value, str):
+            raise refused(Refusal(Code.FIELD_INVALID, _kind(value), "a public key", "shoal model key FILE.pem"))
+        try:
+            return parse_key(value)
+        except ShoalError as error:
+            raise refused(error.refusal) from error
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "description": "PEM of a public key, or its base64 on one line"}
+
+
+KeyText = Annotated[str, _KeyText()]
+
+
+class _Day:
+    """A calendar day (UTC), kept as the moment at which it is over."""
+
+    pattern: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+    @classmethod
+    def read(cls, value: object) -> Wall:
+        try:
+            if not isinstance(value, str) or not cls.pattern.fullmatch(value):
+                raise ValueError(value)
+            begins = datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC)
+        except ValueError as error:
+            raise refused(Refusal(Code.FIELD_INVALID, _kind(value), "a day", "write it like 2027-12-31")) from error
+        return Wall((begins + timedelta(days=1)).timestamp())
+
+    @staticmethod
+    def show(value: float) -> str:
+        return (datetime.fromtimestamp(value, UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        shown = core_schema.plain_serializer_function_ser_schema(self.show, return_schema=core_schema.str_schema())
+        return core_schema.no_info_plain_validator_function(self.read, serialization=shown)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "format": "date", "examples": ["2027-12-31"]}
+
+
+Day = Annotated[Wall, _Day()]
 
 
 class _Selector:

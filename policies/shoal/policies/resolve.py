@@ -103,8 +103,9 @@ def _requirements(require: Require) -> Requirements:
         spread=Spread(available.spread) if available else Spread.NONE,
         standby=Standby(available.standby) if available else Standby.NONE,
         recovery_s=available.recovery if available else None,
-        measured_only=trust is not None,
+        measured_only=trust is not None and not {"capability", "within"}.isdisjoint(trust.model_fields_set),
         measured_within_s=trust.within if trust else None,
+        signed_by=trust.signed_model.keys if trust and trust.signed_model else (),
     )
 
 

@@ -8,6 +8,7 @@ from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
+from shoal.types.signature import SignedModel
 from shoal.types.units import Bytes, Joules, Seconds, Wall
 from shoal.types.workload import PartitionRule, WorkloadKey
 
@@ -44,7 +45,8 @@ class Assignment:
     """One replica that one node shall keep. id never changes meaning: another model or device is another id.
 
     draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it. work:
-    filled by the coordinator from the ModelProfile.
+    filled by the coordinator from the ModelProfile. signed: where the workload's policy asks for a publisher's
+    signature; None where it does not.
     """
 
     id: str
@@ -61,6 +63,7 @@ class Assignment:
     max_batch: int
     partition: PartitionRule
     work: Work = Work()
+    signed: SignedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,20 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom a node believes. roots: certificates (PEM) of the region's CAs, the one that issues first. revoked: serial
+    numbers (decimal) of certificates that are refused though their time is not over."""
+
+    roots: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DesiredSet:
-    """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep."""
+    """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep.
+
+    trust: None from a coordinator that does not tell; then what the node was enrolled with stands.
+    """
 
     node: str
     version: Version
@@ -92,6 +107,7 @@ class DesiredSet:
     pins: tuple[str, ...]
     credentials: tuple[Credential, ...]
     heartbeat_s: Seconds
+    trust: Trust | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +176,10 @@ class Status:
     ingress: tuple["Ingress", ...]
     taken_at: Wall
     front_ready: bool
+    serial: str = ""
+    """Of the node's certificate, decimal. Empty, as `roots`: as told before in this session."""
+    roots: tuple[str, ...] = ()
+    """Fingerprints of the CAs that it trusts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Role(StrEnum):
     OPERATOR = "operator"
     VIEWER = "viewer"
     TENANT = "tenant"
+    BROKER = "broker"
+    """Serves MQTT and may call nothing: what it carries is signed, so it is not trusted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from shoal.types.units import Bytes, Seconds, Wall, Watts
 class Rates:
     """Measured through the runtime with one request in flight.
 
-    matmul_flops, conv_flops: FLOP/s by precision (`fp32`, `fp16`, `int8`). elementwise_bytes, copy_bytes: bytes moved
-    (read + written) a second. launch_s: seconds for a graph of one trivial operator. node_s: added seconds for each
-    further trivial operator. load_bytes: model bytes made ready a second.
+    matmul_flops, conv_flops: FLOP/s by precision (`fp32`, `fp16`, `int8`, `fp64`), without those that the provider does
+    not run. elementwise_bytes, copy_bytes: bytes moved (read + written) a second. launch_s: seconds for a graph of one
+    trivial operator. node_s: added seconds for each further trivial operator. load_bytes: model bytes made ready a
+    second.
     """
 
     matmul_flops: Mapping[str, float]

@@ -63,7 +63,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a candidate must meet. latency_p95_s None: no bound. where: CEL text, empty for any device."""
+    """What a candidate must meet. latency_p95_s None: no bound. where: CEL text, empty for any device.
+
+    signed_by: names of publishers' keys, one of which must have signed the model; empty: unsigned ones will do.
+    """
 
     latency_p95_s: Seconds | None
     latency_from_origin: bool
@@ -76,6 +79,7 @@ class Requirements:
     recovery_s: Seconds | None
     measured_only: bool
     measured_within_s: Seconds | None
+    signed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,20 +70,24 @@ class PushHead(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     size: _builtins.int
     digest: _builtins.str
     """sha256:<hex>, as the client computed it; refused when the bytes differ."""
+    signature: _builtins.bytes
+    """An OpenSSF model signature over these bytes; empty for none."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         size: _builtins.int = ...,
         digest: _builtins.str = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "signature", b"signature", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,6 +129,7 @@ class Model(_message.Message):
     PUSHED_BY_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     size_bytes: _builtins.int
@@ -134,6 +139,8 @@ class Model(_message.Message):
     def profile(self) -> _nouns_pb2.ModelProfile: ...
     @_builtins.property
     def used_by(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.WorkloadKey]: ...
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelSignature]: ...
     def __init__(
         self,
         *,
@@ -144,14 +151,52 @@ class Model(_message.Message):
         pushed_by: _builtins.str = ...,
         profile: _nouns_pb2.ModelProfile | None = ...,
         used_by: _abc.Iterable[_nouns_pb2.WorkloadKey] | None = ...,
+        signatures: _abc.Iterable[Global___ModelSignature] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "profile", b"profile", "pushed_at", b"pushed_at", "pushed_by", b"pushed_by", "size_bytes", b"size_bytes", "used_by", b"used_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "profile", b"profile", "pushed_at", b"pushed_at", "pushed_by", b"pushed_by", "signatures", b"signatures", "size_bytes", b"size_bytes", "used_by", b"used_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class ModelSignature(_message.Message):
+    """key: the region's name for the publisher's key; empty when it knows none or holds the signature for invalid, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    fingerprint: _builtins.str
+    model: _builtins.str
+    version: _builtins.int
+    expires_at: _builtins.float
+    @_builtins.property
+    def refusal(self) -> _nouns_pb2.Refusal: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        model: _builtins.str = ...,
+        version: _builtins.int = ...,
+        expires_at: _builtins.float = ...,
+        refusal: _nouns_pb2.Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "fingerprint", b"fingerprint", "key", b"key", "model", b"model", "refusal", b"refusal", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelSignature: _TypeAlias = ModelSignature  # noqa: Y015
 
 @_typing.final
 class PushReply(_message.Message):

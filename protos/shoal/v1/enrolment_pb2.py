@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/enrolment.proto\x12\x08shoal.v1\"=\n\rRedeemRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x8d\x01\n\x0bRedeemReply\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61_pem\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x14\n\x0clink_address\x18\x06 \x01(\t\x12\x13\n\x0b\x61pi_address\x18\x07 \x01(\t2E\n\tEnrolment\x12\x38\n\x06Redeem\x12\x17.shoal.v1.RedeemRequest\x1a\x15.shoal.v1.RedeemReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18shoal/v1/enrolment.proto\x12\x08shoal.v1\"=\n\rRedeemRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xba\x01\n\x0bRedeemReply\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61_pem\x18\x02 \x01(\t\x12\x0e\n\x06region\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x14\n\x0clink_address\x18\x06 \x01(\t\x12\x13\n\x0b\x61pi_address\x18\x07 \x01(\t\x12\x15\n\renrol_address\x18\x08 \x01(\t\x12\x14\n\x0cmqtt_address\x18\t \x01(\t\"\x12\n\x10\x43hallengeRequest\"\x1f\n\x0e\x43hallengeReply\x12\r\n\x05nonce\x18\x01 \x01(\t\"e\n\x17RenewCertificateRequest\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x12\x0f\n\x07\x63sr_pem\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"k\n\x15RenewCertificateReply\x12\x17\n\x0f\x63\x65rtificate_pem\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61_pem\x18\x02 \x01(\t\x12\x14\n\x0clink_address\x18\x03 \x01(\t\x12\x13\n\x0b\x61pi_address\x18\x04 \x01(\t2\xd5\x01\n\tEnrolment\x12\x38\n\x06Redeem\x12\x17.shoal.v1.RedeemRequest\x1a\x15.shoal.v1.RedeemReply\x12\x41\n\tChallenge\x12\x1a.shoal.v1.ChallengeRequest\x1a\x18.shoal.v1.ChallengeReply\x12K\n\x05Renew\x12!.shoal.v1.RenewCertificateRequest\x1a\x1f.shoal.v1.RenewCertificateReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REDEEMREQUEST']._serialized_start=38
   _globals['_REDEEMREQUEST']._serialized_end=99
   _globals['_REDEEMREPLY']._serialized_start=102
-  _globals['_REDEEMREPLY']._serialized_end=243
-  _globals['_ENROLMENT']._serialized_start=245
-  _globals['_ENROLMENT']._serialized_end=314
+  _globals['_REDEEMREPLY']._serialized_end=288
+  _globals['_CHALLENGEREQUEST']._serialized_start=290
+  _globals['_CHALLENGEREQUEST']._serialized_end=308
+  _globals['_CHALLENGEREPLY']._serialized_start=310
+  _globals['_CHALLENGEREPLY']._serialized_end=341
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=343
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=444
+  _globals['_RENEWCERTIFICATEREPLY']._serialized_start=446
+  _globals['_RENEWCERTIFICATEREPLY']._serialized_end=553
+  _globals['_ENROLMENT']._serialized_start=556
+  _globals['_ENROLMENT']._serialized_end=769
 # @@protoc_insertion_point(module_scope)

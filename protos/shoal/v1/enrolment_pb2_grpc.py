@@ -39,6 +39,16 @@ class EnrolmentStub:
                 request_serializer=shoal_dot_v1_dot_enrolment__pb2.RedeemRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_enrolment__pb2.RedeemReply.FromString,
                 _registered_method=True)
+        self.Challenge = channel.unary_unary(
+                '/shoal.v1.Enrolment/Challenge',
+                request_serializer=shoal_dot_v1_dot_enrolment__pb2.ChallengeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_enrolment__pb2.ChallengeReply.FromString,
+                _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/shoal.v1.Enrolment/Renew',
+                request_serializer=shoal_dot_v1_dot_enrolment__pb2.RenewCertificateRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_enrolment__pb2.RenewCertificateReply.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServicer:
@@ -51,6 +61,20 @@ class EnrolmentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Challenge(self, request, context):
+        """A nonce for one renewal, good for a minute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """A new certificate for the same identity. All that an expired certificate which was not revoked may still ask for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +82,16 @@ def add_EnrolmentServicer_to_server(servicer, server):
                     servicer.Redeem,
                     request_deserializer=shoal_dot_v1_dot_enrolment__pb2.RedeemRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_enrolment__pb2.RedeemReply.SerializeToString,
+            ),
+            'Challenge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Challenge,
+                    request_deserializer=shoal_dot_v1_dot_enrolment__pb2.ChallengeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_enrolment__pb2.ChallengeReply.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=shoal_dot_v1_dot_enrolment__pb2.RenewCertificateRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_enrolment__pb2.RenewCertificateReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +121,60 @@ class Enrolment:
             '/shoal.v1.Enrolment/Redeem',
             shoal_dot_v1_dot_enrolment__pb2.RedeemRequest.SerializeToString,
             shoal_dot_v1_dot_enrolment__pb2.RedeemReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Challenge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Enrolment/Challenge',
+            shoal_dot_v1_dot_enrolment__pb2.ChallengeRequest.SerializeToString,
+            shoal_dot_v1_dot_enrolment__pb2.ChallengeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Enrolment/Renew',
+            shoal_dot_v1_dot_enrolment__pb2.RenewCertificateRequest.SerializeToString,
+            shoal_dot_v1_dot_enrolment__pb2.RenewCertificateReply.FromString,
             options,
             channel_credentials,
             insecure,

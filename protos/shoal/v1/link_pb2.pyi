@@ -169,12 +169,16 @@ class Status(_message.Message):
     INGRESS_FIELD_NUMBER: _builtins.int
     TAKEN_AT_FIELD_NUMBER: _builtins.int
     FRONT_READY_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
     sequence: _builtins.int
     full: _builtins.bool
     taken_at: _builtins.float
     front_ready: _builtins.bool
+    serial: _builtins.str
+    """Of the node's certificate, decimal; fingerprints of the CAs that it trusts. Empty: as it was told before."""
     @_builtins.property
     def version(self) -> _nouns_pb2.Version: ...
     @_builtins.property
@@ -185,6 +189,8 @@ class Status(_message.Message):
     def readings(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Reading]: ...
     @_builtins.property
     def ingress(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Ingress]: ...
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -199,10 +205,12 @@ class Status(_message.Message):
         ingress: _abc.Iterable[_nouns_pb2.Ingress] | None = ...,
         taken_at: _builtins.float = ...,
         front_ready: _builtins.bool = ...,
+        serial: _builtins.str = ...,
+        roots: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "sequence", b"sequence", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

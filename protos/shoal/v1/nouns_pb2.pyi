@@ -754,6 +754,7 @@ class Assignment(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
+    SIGNED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -771,6 +772,8 @@ class Assignment(_message.Message):
     def partition(self) -> Global___PartitionRule: ...
     @_builtins.property
     def work(self) -> Global___Work: ...
+    @_builtins.property
+    def signed(self) -> Global___SignedModel: ...
     def __init__(
         self,
         *,
@@ -788,14 +791,67 @@ class Assignment(_message.Message):
         max_batch: _builtins.int = ...,
         partition: Global___PartitionRule | None = ...,
         work: Global___Work | None = ...,
+        signed: Global___SignedModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "signed", b"signed", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class PublisherKey(_message.Message):
+    """key: base64 of a SubjectPublicKeyInfo (DER)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    key: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublisherKey: _TypeAlias = PublisherKey  # noqa: Y015
+
+@_typing.final
+class SignedModel(_message.Message):
+    """bundle: an OpenSSF model signature as it was pushed. The model must be signed by one of `keys`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUNDLE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    ALLOW_VERSION_FIELD_NUMBER: _builtins.int
+    bundle: _builtins.bytes
+    allow_version: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublisherKey]: ...
+    def __init__(
+        self,
+        *,
+        bundle: _builtins.bytes = ...,
+        keys: _abc.Iterable[Global___PublisherKey] | None = ...,
+        allow_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_version", b"allow_version", "bundle", b"bundle", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedModel: _TypeAlias = SignedModel  # noqa: Y015
 
 @_typing.final
 class Version(_message.Message):
@@ -915,6 +971,32 @@ class Route(_message.Message):
 Global___Route: _TypeAlias = Route  # noqa: Y015
 
 @_typing.final
+class Trust(_message.Message):
+    """roots: certificates (PEM) of every CA that the region trusts, the one that issues first. revoked: serials, decimal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOTS_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        roots: _abc.Iterable[_builtins.str] | None = ...,
+        revoked: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revoked", b"revoked", "roots", b"roots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trust: _TypeAlias = Trust  # noqa: Y015
+
+@_typing.final
 class DesiredSet(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -925,6 +1007,7 @@ class DesiredSet(_message.Message):
     PINS_FIELD_NUMBER: _builtins.int
     CREDENTIALS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     heartbeat_s: _builtins.float
     @_builtins.property
@@ -937,6 +1020,8 @@ class DesiredSet(_message.Message):
     def pins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def credentials(self) -> _containers.RepeatedCompositeFieldContainer[Global___Credential]: ...
+    @_builtins.property
+    def trust(self) -> Global___Trust: ...
     def __init__(
         self,
         *,
@@ -947,10 +1032,11 @@ class DesiredSet(_message.Message):
         pins: _abc.Iterable[_builtins.str] | None = ...,
         credentials: _abc.Iterable[Global___Credential] | None = ...,
         heartbeat_s: _builtins.float = ...,
+        trust: Global___Trust | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trust", b"trust", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "pins", b"pins", "routes", b"routes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "pins", b"pins", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

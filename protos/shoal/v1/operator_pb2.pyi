@@ -48,6 +48,7 @@ class WhoAmIReply(_message.Message):
     GATEWAYS_GRPC_FIELD_NUMBER: _builtins.int
     GATEWAYS_REST_FIELD_NUMBER: _builtins.int
     GATEWAYS_TOKEN_FIELD_NUMBER: _builtins.int
+    ENROL_ADDRESS_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     role: _builtins.str
     name: _builtins.str
@@ -55,6 +56,8 @@ class WhoAmIReply(_message.Message):
     version: _builtins.str
     history: _builtins.str
     term: _builtins.int
+    enrol_address: _builtins.str
+    """Where the caller renews its certificate."""
     @_builtins.property
     def gateways_grpc(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -74,10 +77,11 @@ class WhoAmIReply(_message.Message):
         gateways_grpc: _abc.Iterable[_builtins.str] | None = ...,
         gateways_rest: _abc.Iterable[_builtins.str] | None = ...,
         gateways_token: _abc.Iterable[_builtins.str] | None = ...,
+        enrol_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "gateways_grpc", b"gateways_grpc", "gateways_rest", b"gateways_rest", "gateways_token", b"gateways_token", "history", b"history", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "enrol_address", b"enrol_address", "gateways_grpc", b"gateways_grpc", "gateways_rest", b"gateways_rest", "gateways_token", b"gateways_token", "history", b"history", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -629,6 +633,8 @@ class NodeView(_message.Message):
     OBSERVED_FIELD_NUMBER: _builtins.int
     CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
     FRONT_READY_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    TWINS_FIELD_NUMBER: _builtins.int
     liveness: _builtins.str
     """ready | suspect | lost | never-seen"""
     cordoned: _builtins.bool
@@ -637,6 +643,9 @@ class NodeView(_message.Message):
     epoch: _builtins.int
     certificate_expires_at: _builtins.float
     front_ready: _builtins.bool
+    revoked: _builtins.bool
+    twins: _builtins.str
+    """Empty unless two agents showed this identity."""
     @_builtins.property
     def node(self) -> _nouns_pb2.Node: ...
     @_builtins.property
@@ -659,10 +668,12 @@ class NodeView(_message.Message):
         observed: _nouns_pb2.Version | None = ...,
         certificate_expires_at: _builtins.float = ...,
         front_ready: _builtins.bool = ...,
+        revoked: _builtins.bool = ...,
+        twins: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "node", b"node", "observed", b"observed", "reason", b"reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "cordoned", b"cordoned", "desired", b"desired", "epoch", b"epoch", "front_ready", b"front_ready", "last_seen", b"last_seen", "liveness", b"liveness", "node", b"node", "observed", b"observed", "quarantined", b"quarantined", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "cordoned", b"cordoned", "desired", b"desired", "epoch", b"epoch", "front_ready", b"front_ready", "last_seen", b"last_seen", "liveness", b"liveness", "node", b"node", "observed", b"observed", "quarantined", b"quarantined", "reason", b"reason", "revoked", b"revoked", "twins", b"twins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -904,12 +915,14 @@ class TokenView(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     USED_AT_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     name: _builtins.str
     expires_at: _builtins.float
     used_at: _builtins.float
     used_by: _builtins.str
+    created_by: _builtins.str
     def __init__(
         self,
         *,
@@ -919,10 +932,11 @@ class TokenView(_message.Message):
         expires_at: _builtins.float = ...,
         used_at: _builtins.float = ...,
         used_by: _builtins.str = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "id", b"id", "name", b"name", "role", b"role", "used_at", b"used_at", "used_by", b"used_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_by", b"created_by", "expires_at", b"expires_at", "id", b"id", "name", b"name", "role", b"role", "used_at", b"used_at", "used_by", b"used_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1248,3 +1262,330 @@ class DoctorReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DoctorReply: _TypeAlias = DoctorReply  # noqa: Y015
+
+@_typing.final
+class RevokeRequest(_message.Message):
+    """role: agent | gateway | operator | viewer | tenant; empty: the node of that name, agent or gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    role: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeRequest: _TypeAlias = RevokeRequest  # noqa: Y015
+
+@_typing.final
+class RevokeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIALS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def serials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        serials: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["serials", b"serials"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeReply: _TypeAlias = RevokeReply  # noqa: Y015
+
+@_typing.final
+class SettleRequest(_message.Message):
+    """keep: running (the one that holds the session stays) | none (both are revoked)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    keep: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        keep: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
+
+@_typing.final
+class SettleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleReply: _TypeAlias = SettleReply  # noqa: Y015
+
+@_typing.final
+class ReleaseNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseNodeRequest: _TypeAlias = ReleaseNodeRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseNodeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseNodeReply: _TypeAlias = ReleaseNodeReply  # noqa: Y015
+
+@_typing.final
+class ClearModelRequest(_message.Message):
+    """model: name or digest. allow_version: an older signed version to allow again; 0: none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ALLOW_VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    allow_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        allow_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_version", b"allow_version", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearModelRequest: _TypeAlias = ClearModelRequest  # noqa: Y015
+
+@_typing.final
+class ClearModelReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLEARED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cleared(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Triples (model, provider, runtime version) that may be tried again."""
+
+    def __init__(
+        self,
+        *,
+        cleared: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearModelReply: _TypeAlias = ClearModelReply  # noqa: Y015
+
+@_typing.final
+class GetAuthorityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuthorityRequest: _TypeAlias = GetAuthorityRequest  # noqa: Y015
+
+@_typing.final
+class RootView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    expires_at: _builtins.float
+    state: _builtins.str
+    """issuing | next | trusted | retired"""
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        expires_at: _builtins.float = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "fingerprint", b"fingerprint", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RootView: _TypeAlias = RootView  # noqa: Y015
+
+@_typing.final
+class LaggardView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URI_FIELD_NUMBER: _builtins.int
+    LACKS_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    lacks: _builtins.str
+    """What the rotation waits for."""
+    connected: _builtins.bool
+    certificate_expires_at: _builtins.float
+    def __init__(
+        self,
+        *,
+        uri: _builtins.str = ...,
+        lacks: _builtins.str = ...,
+        connected: _builtins.bool = ...,
+        certificate_expires_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "connected", b"connected", "lacks", b"lacks", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaggardView: _TypeAlias = LaggardView  # noqa: Y015
+
+@_typing.final
+class GetAuthorityReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    LAGGARDS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    NODES_DONE_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    stage: _builtins.str
+    """idle | trust | issue"""
+    since: _builtins.float
+    nodes: _builtins.int
+    nodes_done: _builtins.int
+    revoked: _builtins.int
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedCompositeFieldContainer[Global___RootView]: ...
+    @_builtins.property
+    def laggards(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaggardView]: ...
+    def __init__(
+        self,
+        *,
+        stage: _builtins.str = ...,
+        since: _builtins.float = ...,
+        roots: _abc.Iterable[Global___RootView] | None = ...,
+        laggards: _abc.Iterable[Global___LaggardView] | None = ...,
+        nodes: _builtins.int = ...,
+        nodes_done: _builtins.int = ...,
+        revoked: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["laggards", b"laggards", "nodes", b"nodes", "nodes_done", b"nodes_done", "revoked", b"revoked", "roots", b"roots", "since", b"since", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuthorityReply: _TypeAlias = GetAuthorityReply  # noqa: Y015
+
+@_typing.final
+class RotateAuthorityRequest(_message.Message):
+    """stage: empty begins a rotation that goes on by itself; issue | retire goes on without those that it waits for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    stage: _builtins.str
+    def __init__(
+        self,
+        *,
+        stage: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateAuthorityRequest: _TypeAlias = RotateAuthorityRequest  # noqa: Y015
+
+@_typing.final
+class RotateAuthorityReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHORITY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def authority(self) -> Global___GetAuthorityReply: ...
+    def __init__(
+        self,
+        *,
+        authority: Global___GetAuthorityReply | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateAuthorityReply: _TypeAlias = RotateAuthorityReply  # noqa: Y015

@@ -84,6 +84,36 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.DoctorRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.DoctorReply.FromString,
                 _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/shoal.v1.Operator/Revoke',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.RevokeReply.FromString,
+                _registered_method=True)
+        self.Settle = channel.unary_unary(
+                '/shoal.v1.Operator/Settle',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.SettleRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.SettleReply.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/shoal.v1.Operator/Release',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.FromString,
+                _registered_method=True)
+        self.ClearModel = channel.unary_unary(
+                '/shoal.v1.Operator/ClearModel',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.ClearModelRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.ClearModelReply.FromString,
+                _registered_method=True)
+        self.GetAuthority = channel.unary_unary(
+                '/shoal.v1.Operator/GetAuthority',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.GetAuthorityRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.GetAuthorityReply.FromString,
+                _registered_method=True)
+        self.RotateAuthority = channel.unary_unary(
+                '/shoal.v1.Operator/RotateAuthority',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -152,6 +182,46 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Revoke(self, request, context):
+        """Refuses every certificate that one identity holds, at once and everywhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Settle(self, request, context):
+        """Decides about two agents that showed one identity.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Ends a quarantine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearModel(self, request, context):
+        """Forgets what was held against a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAuthority(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateAuthority(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -204,6 +274,36 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Doctor,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.DoctorRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.DoctorReply.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.RevokeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.RevokeReply.SerializeToString,
+            ),
+            'Settle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settle,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.SettleRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.SettleReply.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.SerializeToString,
+            ),
+            'ClearModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearModel,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.ClearModelRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.ClearModelReply.SerializeToString,
+            ),
+            'GetAuthority': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAuthority,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.GetAuthorityRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.GetAuthorityReply.SerializeToString,
+            ),
+            'RotateAuthority': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateAuthority,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -476,6 +576,168 @@ class Operator:
             '/shoal.v1.Operator/Doctor',
             shoal_dot_v1_dot_operator__pb2.DoctorRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.DoctorReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Revoke',
+            shoal_dot_v1_dot_operator__pb2.RevokeRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.RevokeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Settle',
+            shoal_dot_v1_dot_operator__pb2.SettleRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.SettleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Release',
+            shoal_dot_v1_dot_operator__pb2.ReleaseNodeRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.ReleaseNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/ClearModel',
+            shoal_dot_v1_dot_operator__pb2.ClearModelRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.ClearModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAuthority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/GetAuthority',
+            shoal_dot_v1_dot_operator__pb2.GetAuthorityRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.GetAuthorityReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateAuthority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/RotateAuthority',
+            shoal_dot_v1_dot_operator__pb2.RotateAuthorityRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.RotateAuthorityReply.FromString,
             options,
             channel_credentials,
             insecure,

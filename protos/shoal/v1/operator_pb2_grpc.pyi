@@ -44,6 +44,16 @@ class OperatorStub:
     """Past events from `after`, then (follow) new ones as they happen."""
     CreateToken: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CreateTokenRequest, _operator_pb2.CreateTokenReply]
     Doctor: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DoctorRequest, _operator_pb2.DoctorReply]
+    Revoke: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RevokeRequest, _operator_pb2.RevokeReply]
+    """Refuses every certificate that one identity holds, at once and everywhere."""
+    Settle: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SettleRequest, _operator_pb2.SettleReply]
+    """Decides about two agents that showed one identity."""
+    Release: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ReleaseNodeRequest, _operator_pb2.ReleaseNodeReply]
+    """Ends a quarantine."""
+    ClearModel: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ClearModelRequest, _operator_pb2.ClearModelReply]
+    """Forgets what was held against a model."""
+    GetAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetAuthorityRequest, _operator_pb2.GetAuthorityReply]
+    RotateAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -61,6 +71,16 @@ class OperatorAsyncStub(OperatorStub):
     """Past events from `after`, then (follow) new ones as they happen."""
     CreateToken: _aio.UnaryUnaryMultiCallable[_operator_pb2.CreateTokenRequest, _operator_pb2.CreateTokenReply]  # type: ignore[assignment]
     Doctor: _aio.UnaryUnaryMultiCallable[_operator_pb2.DoctorRequest, _operator_pb2.DoctorReply]  # type: ignore[assignment]
+    Revoke: _aio.UnaryUnaryMultiCallable[_operator_pb2.RevokeRequest, _operator_pb2.RevokeReply]  # type: ignore[assignment]
+    """Refuses every certificate that one identity holds, at once and everywhere."""
+    Settle: _aio.UnaryUnaryMultiCallable[_operator_pb2.SettleRequest, _operator_pb2.SettleReply]  # type: ignore[assignment]
+    """Decides about two agents that showed one identity."""
+    Release: _aio.UnaryUnaryMultiCallable[_operator_pb2.ReleaseNodeRequest, _operator_pb2.ReleaseNodeReply]  # type: ignore[assignment]
+    """Ends a quarantine."""
+    ClearModel: _aio.UnaryUnaryMultiCallable[_operator_pb2.ClearModelRequest, _operator_pb2.ClearModelReply]  # type: ignore[assignment]
+    """Forgets what was held against a model."""
+    GetAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetAuthorityRequest, _operator_pb2.GetAuthorityReply]  # type: ignore[assignment]
+    RotateAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]  # type: ignore[assignment]
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -135,5 +155,51 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.DoctorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.DoctorReply, _abc.Awaitable[_operator_pb2.DoctorReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Revoke(
+        self,
+        request: _operator_pb2.RevokeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RevokeReply, _abc.Awaitable[_operator_pb2.RevokeReply]]:
+        """Refuses every certificate that one identity holds, at once and everywhere."""
+
+    @_abc_1.abstractmethod
+    def Settle(
+        self,
+        request: _operator_pb2.SettleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.SettleReply, _abc.Awaitable[_operator_pb2.SettleReply]]:
+        """Decides about two agents that showed one identity."""
+
+    @_abc_1.abstractmethod
+    def Release(
+        self,
+        request: _operator_pb2.ReleaseNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ReleaseNodeReply, _abc.Awaitable[_operator_pb2.ReleaseNodeReply]]:
+        """Ends a quarantine."""
+
+    @_abc_1.abstractmethod
+    def ClearModel(
+        self,
+        request: _operator_pb2.ClearModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ClearModelReply, _abc.Awaitable[_operator_pb2.ClearModelReply]]:
+        """Forgets what was held against a model."""
+
+    @_abc_1.abstractmethod
+    def GetAuthority(
+        self,
+        request: _operator_pb2.GetAuthorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GetAuthorityReply, _abc.Awaitable[_operator_pb2.GetAuthorityReply]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateAuthority(
+        self,
+        request: _operator_pb2.RotateAuthorityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RotateAuthorityReply, _abc.Awaitable[_operator_pb2.RotateAuthorityReply]]: ...
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,14 +1,16 @@
-"""The joiner's side of enrolment, the same for agents and operators: a key, a request, a pinned CA, one redemption.
+"""The member's side of enrolment, the same for agents and operators: a key, a request, a pinned CA, one redemption.
 
-Blocking: called by commands (`shoal-agent join`, `shoal context login`), never by a server.
+Renewing is here too. Blocking: called by commands, and from a thread by what runs for long.
 """
 
-import os
+import json
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from cryptography import x509
@@ -16,20 +18,27 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
-from shoal.wire.identity import check_name, dns_of
-from shoal.wire.limits import ENROL_BYTES, channel_options
+from shoal.wire.identity import Identity, check_name, dns_of, identity_of_certificate
+from shoal.wire.limits import ENROL_BYTES
+from shoal.wire.private import write_private
+from shoal.wire.signing import sign
 from shoal.wire.status import refusal_of
 from shoal.wire.token import JoinToken, ca_fingerprint, parse_join_token
+from shoal.wire.undated import undated_channel
 
 TIMEOUT_S: Final = 15.0
+RENEWAL: Final = "renewal"
+"""What the holder of a certificate signs a request for its successor as."""
+_NAMES: Final = ("key.pem", "ca.pem", "cert.pem")
+_PENDING: Final = "pending.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """What a redemption gave. key_pem: unencrypted PKCS#8, made here and never sent."""
+    """What a redemption or a renewal gave. key_pem: unencrypted PKCS#8, made here and never sent."""
 
     region: str
     role: Role
@@ -39,29 +48,37 @@ class Enrolled:
     link_address: str
     api_address: str
     key_pem: bytes = field(repr=False)
+    enrol_address: str = ""
+    mqtt_address: str = ""
 
     def write(self, folder: Path) -> None:
-        """`cert.pem`, `key.pem`, `ca.pem` in `folder` (0700), each 0600, replaced whole."""
+        """`cert.pem`, `key.pem`, `ca.pem` in `folder` (0700), each 0600.
+
+        All or none, whenever it is cut off: what is to be written is on disk first, and `complete` goes on with it.
+        Who reads meanwhile may see a key beside another's certificate, and can tell by `belong`.
+        """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name, content in (("key.pem", self.key_pem), ("ca.pem", self.ca_pem), ("cert.pem", self.certificate_pem)):
-            write_private(folder / name, content)
+        contents = dict(zip(_NAMES, (self.key_pem, self.ca_pem, self.certificate_pem), strict=True))
+        write_private(folder / _PENDING, json.dumps({name: pem.decode() for name, pem in contents.items()}).encode())
+        complete(folder)
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Replaces `path` by a file that only its owner reads; on disk when this returns."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def complete(folder: Path) -> None:
+    """Ends a `write` that was cut off; nothing where there is none. Raises OSError."""
+    pending = folder / _PENDING
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        contents: dict[str, str] = json.loads(pending.read_text())
+    except FileNotFoundError:
+        return
+    for name in _NAMES:
+        write_private(folder / name, contents[name].encode())
+    pending.unlink(missing_ok=True)
+
+
+def belong(certificate_pem: bytes, key_pem: bytes) -> bool:
+    """Whether this is the key of the (first) certificate. Raises ValueError when one of them is unreadable."""
+    key = serialization.load_pem_private_key(key_pem, password=None)
+    return x509.load_pem_x509_certificate(certificate_pem).public_key() == key.public_key()
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -93,15 +110,9 @@ def redeem(address: str, token_text: str, name: str) -> Enrolled:
         check_name(name, "name")
     ca = _pinned_ca(address, token)
     key = new_key()
-    credentials = grpc.ssl_channel_credentials(root_certificates=ca)
-    server_name = dns_of(token.region, Role.COORDINATOR, "coordinator")
-    with grpc.secure_channel(address, credentials, channel_options(ENROL_BYTES, server_name=server_name)) as channel:
-        stub = enrolment_pb2_grpc.EnrolmentStub(channel)
-        request = enrolment_pb2.RedeemRequest(token=token.text, csr_pem=request_pem(key, name).decode(), name=name)
-        try:
-            reply = stub.Redeem(request, timeout=TIMEOUT_S)
-        except grpc.RpcError as cause:
-            raise ShoalError(refusal_of(cause)) from cause
+    request = enrolment_pb2.RedeemRequest(token=token.text, csr_pem=request_pem(key, name).decode(), name=name)
+    with _enrolment(address, ca, token.region) as stub:
+        reply = stub.Redeem(request, timeout=TIMEOUT_S)
     return Enrolled(
         region=reply.region,
         role=Role(reply.role),
@@ -111,6 +122,81 @@ def redeem(address: str, token_text: str, name: str) -> Enrolled:
         link_address=reply.link_address,
         api_address=reply.api_address,
         key_pem=key_pem(key),
+        enrol_address=reply.enrol_address or address,
+        mqtt_address=reply.mqtt_address,
+    )
+
+
+def renew(address: str, folder: Path) -> Enrolled:
+    """A certificate for a new key and the identity of `folder`'s, which may have expired; writes nothing.
+
+    The server is known by the CA that the folder trusts and not by dates: this machine's clock may be wrong.
+    Raises ShoalError(RENEW_DENIED | CERT_REVOKED | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | UNAUTHENTICATED).
+    """
+    old_key, identity, certificate_pem, ca = _held(folder)
+    key = new_key()
+    csr = request_pem(key, "")
+    with _enrolment(address, ca, identity.region) as stub:
+        nonce = stub.Challenge(enrolment_pb2.ChallengeRequest(), timeout=TIMEOUT_S).nonce
+        signature = sign(old_key, identity.region, identity.name, RENEWAL, nonce.encode() + csr)
+        request = enrolment_pb2.RenewCertificateRequest(
+            certificate_pem=certificate_pem.decode(), csr_pem=csr.decode(), nonce=nonce, signature=signature
+        )
+        reply = stub.Renew(request, timeout=TIMEOUT_S)
+    issued = x509.load_pem_x509_certificate(reply.certificate_pem.encode())
+    if identity_of_certificate(issued).uri != identity.uri or issued.public_key() != key.public_key():
+        raise refuse(
+            Code.CERT_NAME_INVALID, "a certificate for another name or key", identity.uri, "look at the coordinator"
+        )
+    return Enrolled(
+        region=identity.region,
+        role=identity.role,
+        name=identity.name,
+        certificate_pem=reply.certificate_pem.encode(),
+        ca_pem=reply.ca_pem.encode(),
+        link_address=reply.link_address,
+        api_address=reply.api_address,
+        key_pem=key_pem(key),
+        enrol_address=address,
+    )
+
+
+def _held(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Identity, bytes, bytes]:
+    """(key, identity, leaf, CA). The leaf alone: what comes after it in the file is for servers to show."""
+    try:
+        leaf = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
+        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), password=None)
+        ca = (folder / "ca.pem").read_bytes()
+    except (OSError, ValueError) as cause:
+        raise refuse(Code.UNAUTHENTICATED, f"{folder}: {cause}", "a member's files", "enrol again") from cause
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise refuse(Code.UNAUTHENTICATED, "a key that is not P-256", "the member's key", "enrol again")
+    return key, identity_of_certificate(leaf), leaf.public_bytes(serialization.Encoding.PEM), ca
+
+
+@contextmanager
+def _enrolment(address: str, ca_pem: bytes, region: str) -> Iterator[Any]:
+    """A stub of the enrolment service. Raises ShoalError for whatever goes wrong inside."""
+    server = dns_of(region, Role.COORDINATOR, "coordinator")
+    try:
+        with undated_channel(address, ca_pem, server, ENROL_BYTES) as channel:
+            yield enrolment_pb2_grpc.EnrolmentStub(channel)
+    except grpc.RpcError as cause:
+        raise ShoalError(refusal_of(cause)) from cause
+    except ssl.SSLCertVerificationError as cause:
+        raise refuse(
+            Code.CERT_UNTRUSTED,
+            f"the server at {address}: {cause.verify_message}",
+            "the coordinator of this region",
+            "check the address, or enrol again with a join token",
+        ) from cause
+    except (OSError, ValueError) as cause:
+        raise ShoalError(_unreachable(address, cause)) from cause
+
+
+def _unreachable(address: str, cause: Exception) -> Refusal:
+    return Refusal(
+        Code.COORDINATOR_UNREACHABLE, f"{address}: {cause}", "an enrolment server", "check the address and the port"
     )
 
 
@@ -130,9 +216,7 @@ def _pinned_ca(address: str, token: JoinToken) -> bytes:
             chain = secured._sslobj.get_unverified_chain() or ()  # type: ignore[attr-defined]
             ders = [one if isinstance(one, bytes) else ssl.PEM_cert_to_DER_cert(one.public_bytes()) for one in chain]
     except (OSError, ValueError) as cause:
-        raise refuse(
-            Code.COORDINATOR_UNREACHABLE, f"{address}: {cause}", "an enrolment server", "check the address and the port"
-        ) from cause
+        raise ShoalError(_unreachable(address, cause)) from cause
     for der in ders:
         certificate = x509.load_der_x509_certificate(der)
         if ca_fingerprint(certificate) == token.ca_sha256:

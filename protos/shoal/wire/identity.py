@@ -1,12 +1,14 @@
 """Who is speaking: one URI name in a certificate, read the same way by every part.
 
 A certificate of Shoal carries exactly one URI subject alternative name, `shoal://REGION/ROLE/NAME`. The common name is
-ignored everywhere. Servers also carry DNS and IP names, for ordinary TLS clients.
+for MQTT brokers, and ignored everywhere else. Servers also carry DNS and IP names, for ordinary TLS clients.
 """
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 from cryptography import x509
 
@@ -16,6 +18,13 @@ from shoal.types.units import Wall
 
 NAME_PATTERN: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """Regions, nodes, tenants, operators, workloads: a DNS label in lower case."""
+
+NODES: Final = frozenset({Role.AGENT, Role.GATEWAY})
+COORDINATOR_USER: Final = "shoal.coordinator"
+"""At an MQTT broker. Names have no dots, so no node is called that."""
+
+BACKDATED_S: Final = 3600.0
+"""A certificate of ours begins this much before it is made: clocks differ."""
 
 _URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")
 
@@ -61,6 +70,13 @@ def uri_of(region: str, role: Role, name: str) -> str:
 def dns_of(region: str, role: Role, name: str) -> str:
     """The DNS name that a server of this identity answers to; what forwarders and links verify."""
     return f"{name}.{role}.{region}.shoal"
+
+
+def common_name_of(role: Role, name: str) -> str:
+    """For MQTT brokers alone, which cannot read a URI name: a node's is its name. Empty: it has no business there."""
+    if role in NODES:
+        return name
+    return COORDINATOR_USER if role is Role.COORDINATOR else ""
 
 
 def parse_name(uri: str) -> tuple[str, Role, str]:
@@ -132,6 +148,16 @@ def identity_of_context(context: GrpcContext) -> Identity:
             "connect with the files of your context",
         )
     return identity_of_pem(pems[0])
+
+
+def peer_ip(peer: str) -> str:
+    """gRPC's `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` -> the address; empty where there is none."""
+    _, _, rest = unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return ""
 
 
 def check_validity(identity: Identity, wall: Wall, *, allowance_s: float = 0.0) -> Refusal | None:

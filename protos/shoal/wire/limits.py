@@ -1,5 +1,6 @@
 """Sizes and timings that both ends of a connection must agree on."""
 
+from dataclasses import dataclass
 from typing import Final
 
 INFER_BYTES: Final = 64 * 2**20
@@ -12,13 +13,47 @@ CHUNK_BYTES: Final = 256 * 2**10
 
 KEEPALIVE_S: Final = 2.0
 KEEPALIVE_TIMEOUT_S: Final = 3.0
-"""Half-open connections are found by pings, never by the kernel's timeout."""
+"""Half-open connections are found by pings, never by the kernel's timeout. A server has the callers' beats besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Of a caller. connect_s: for TCP, TLS and HTTP/2 together, six round trips. ping_s: of silence before a ping.
+    The connection is given up when what was sent did not arrive within `lost_s` (as the peer's kernel sees it), or a
+    ping was not answered within `stuck_s` (by the peer itself). idle: also without calls; else one that broke in
+    silence is found by the next call."""
+
+    connect_s: float
+    ping_s: float
+    lost_s: float
+    stuck_s: float
+    idle: bool
+
+
+LINK: Final = Patience(connect_s=5.0, ping_s=1.0, lost_s=1.9, stuck_s=1.9, idle=True)
+"""A half-open link is found within 3 s."""
+PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, stuck_s=1.0, idle=False)
+"""Between fronts of one region: a request moves on to another replica within 1 s when the way there breaks, within 2 s
+when the peer is stopped."""
+
+HANDSHAKE_S: Final = 10.0
+"""Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
+
+LINK_CONNECTIONS: Final = 10_000
+"""At a coordinator: of agents, operators and whoever tries."""
+ENROL_CONNECTIONS: Final = 1024
+ENROL_STREAMS: Final = 16
+"""On one connection."""
+DATA_CONNECTIONS: Final = 4096
+"""At each gRPC port of a front."""
 
 Options = tuple[tuple[str, int | str], ...]
 
 
-def server_options(max_bytes: int) -> Options:
+def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS) -> Options:
+    """connections: at most, of one port; more are closed before TLS costs anything."""
     return (
+        ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.so_reuseport", 1),
@@ -26,21 +61,36 @@ def server_options(max_bytes: int) -> Options:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     )
 
 
-def channel_options(max_bytes: int, *, server_name: str | None = None) -> Options:
+def enrol_options() -> Options:
+    """Of the server where strangers call: whatever one does there, its connection ends within 15 s."""
+    return (
+        *server_options(ENROL_BYTES, ENROL_CONNECTIONS),
+        ("grpc.max_concurrent_streams", ENROL_STREAMS),
+        ("grpc.max_connection_age_ms", 10_000),
+        ("grpc.max_connection_age_grace_ms", 5_000),
+    )
+
+
+def channel_options(max_bytes: int, *, server_name: str | None = None, patience: Patience = LINK) -> Options:
     """server_name: the DNS name that the server's certificate must carry, when it is not the address dialled."""
     options: Options = (
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
-        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
-        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", int(patience.ping_s * 1000)),
+        # grpc makes TCP_USER_TIMEOUT of this one; its pings have the next one, a minute if it is left out.
+        ("grpc.keepalive_timeout_ms", int(patience.lost_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(patience.stuck_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", int(patience.idle)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name, how long one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", int(patience.connect_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),

@@ -6,23 +6,26 @@ Each connection has a thread of its own from its handshake on, so that one that 
 
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.identity import check_validity, identity_of_der, require
 
 READERS: Final = frozenset({Role.OPERATOR, Role.VIEWER, Role.COORDINATOR})
 MAX_CONNECTIONS: Final = 16
+MAX_CONNECTIONS_PER_ADDRESS: Final = 8
 TIMEOUT_S: Final = 10.0
-"""For the handshake, and for each read and write."""
+"""For one connection in all: handshake, request and answer."""
 
 Page = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """A WSGI application."""
@@ -30,13 +33,17 @@ Page = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """certificate, key, ca: PEM files of the server, read again for each connection, since they are renewed."""
+    """certificate, key, ca: PEM files of the server, read again for each connection, since they are renewed.
+
+    revoked: why a certificate of this serial is refused, if it is.
+    """
 
     region: str
     certificate: Path
     key: Path
     ca: Path
     wall: Callable[[], Wall]
+    revoked: Callable[[str], Refusal | None] = lambda serial: None
 
     def context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -50,6 +57,8 @@ class Guard:
         """Raises ShoalError(CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
         identity = identity_of_der(der)
         if (refusal := check_validity(identity, self.wall())) is not None:
+            raise ShoalError(refusal)
+        if (refusal := self.revoked(identity.serial)) is not None:
             raise ShoalError(refusal)
         require(identity, region=self.region, roles=READERS)
 
@@ -71,27 +80,44 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128  # with socketserver's five a few strangers keep everybody from connecting
 
     def __init__(self, page: Page, host: str, port: int, guard: Guard) -> None:
         self.address_family = AF_INET6 if ":" in host else AF_INET
         self._guard = guard
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._of_address: Counter[str] = Counter()
         super().__init__((host, port), _Handler)
         self.set_app(self._guarded(page))
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._room.acquire(blocking=False)
+        with self._lock:
+            full = self._of_address.total() >= MAX_CONNECTIONS
+            if full or self._of_address[client_address[0]] >= MAX_CONNECTIONS_PER_ADDRESS:
+                return False
+            self._of_address[client_address[0]] += 1
+            return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            with self._lock:
+                self._of_address[client_address[0]] -= 1
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(TIMEOUT_S)
-        with self._guard.context().wrap_socket(request, server_side=True) as secured:
-            super().finish_request(secured, client_address)
+        # a byte now and then would keep each read in its time
+        watched = request.dup()
+        end = threading.Timer(TIMEOUT_S, _hang_up, (watched,))
+        end.daemon = True
+        end.start()
+        try:
+            with self._guard.context().wrap_socket(request, server_side=True) as secured:
+                super().finish_request(secured, client_address)
+        finally:
+            end.cancel()
+            watched.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A handshake that failed, a scraper that left: theirs to see."""
@@ -106,3 +132,8 @@ class _Server(ThreadingMixIn, WSGIServer):
             return page(environ, start_response)
 
         return answer
+
+
+def _hang_up(connection: socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(SHUT_RDWR)

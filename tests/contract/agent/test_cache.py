@@ -13,6 +13,7 @@ from contract.agent.test_journal import Heard
 from harness.report import record
 from harness.wait import until
 from shoal.agent.cache.directory import DirectoryCache
+from shoal.agent.cache.publishers import Publishers
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
 
@@ -49,7 +50,8 @@ class Origin:
 
 
 def cache(folder: Path, origin: Origin, *, quota: int = 10**9, low_water: int = 0) -> DirectoryCache:
-    return DirectoryCache(folder, origin.fetch, Heard(), quota=Bytes(quota), low_water=Bytes(low_water))
+    publishers = Publishers(folder / "publishers.json", (), Heard())
+    return DirectoryCache(folder, origin.fetch, publishers, Heard(), quota=Bytes(quota), low_water=Bytes(low_water))
 
 
 def model(seed: int, size: int = 10_000) -> bytes:

@@ -18,12 +18,12 @@ import psutil
 from harness.oip import GrpcClient
 from harness.pki import Authority, Files
 from harness.wait import until, wait_until
-from shoal.types.assignment import Assignment, DesiredSet, Observed, Phase, Status, Version
+from shoal.types.assignment import Assignment, Credential, DesiredSet, Observed, Phase, Status, Version
 from shoal.types.device import Role
 from shoal.types.link import Hello, NodeEvent, NodeEvents, Receipts, ToAgent, Welcome
 from shoal.types.receipt import SignedReceipt
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Bytes, Seconds
+from shoal.types.units import Bytes, Seconds, Wall
 from shoal.types.workload import PartitionRule, WorkloadKey
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, link_pb2, link_pb2_grpc
 from shoal.wire import nouns
@@ -46,6 +46,8 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
         self.hellos: list[Hello] = []
         self.observed: dict[str, Observed] = {}
         self.phases: list[tuple[str, Phase]] = []
+        self.stamps: list[Wall] = []
+        """When each status was taken, by the node's word."""
         self.version: Version | None = None
         self.events: list[NodeEvent] = []
         self.receipts: tuple[SignedReceipt, ...] = ()
@@ -74,7 +76,7 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
             await self._server.stop(0)
             self._server = None
 
-    def want(self, *assignments: Assignment, generation: int) -> None:
+    def want(self, *assignments: Assignment, generation: int, credentials: tuple[Credential, ...] = ()) -> None:
         """Desired from now on, with a route to each; told at once when the node is connected."""
         self.desired = DesiredSet(
             node=NODE,
@@ -82,7 +84,7 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
             assignments=assignments,
             routes=tuple(_route(asked, generation) for asked in assignments),
             pins=(),
-            credentials=(),
+            credentials=credentials,
             heartbeat_s=Seconds(0.5),
         )
         if self._outbox is not None:
@@ -133,6 +135,7 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
         for name in status.gone:
             self.observed.pop(name, None)
         self.version = status.version
+        self.stamps.append(status.taken_at)
         self.front_ready = status.front_ready
 
     async def Push(self, request_iterator: object, context: Any) -> artifacts_pb2.PushReply:
@@ -186,13 +189,12 @@ class Machine:
         self.authority = authority
         self.coordinator = coordinator
         self.said: dict[str, Any] = {}
+        self.environment: dict[str, str] = {}
+        """Added to what its processes are started with."""
         self._process: subprocess.Popen[bytes] | None = None
         identity = folder / "identity"
         identity.mkdir(parents=True, mode=0o700)
-        certificate, key, ca = authority.issue(Role.AGENT, NODE).read()
-        for name, content in (("cert.pem", certificate), ("key.pem", key), ("ca.pem", ca)):
-            (identity / name).write_bytes(content)
-            (identity / name).chmod(0o600)
+        self.identify(authority.issue(Role.AGENT, NODE))
         member = {"name": NODE, "region": REGION, "role": "agent", "coordinator": coordinator, "labels": {}}
         (identity / "member.json").write_text(json.dumps(member))
 
@@ -213,7 +215,8 @@ class Machine:
                 ],
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")},
+                env={name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+                | self.environment,
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -271,11 +274,21 @@ class Machine:
         self._process.terminate()
         return self._process.wait(timeout)
 
+    def identify(self, files: Files) -> None:
+        """From its next start on."""
+        for name, content in zip(("cert.pem", "key.pem", "ca.pem"), files.read(), strict=True):
+            path = self.folder / "identity" / name
+            path.touch(0o600)
+            path.write_bytes(content)
+
+    def port(self, name: str) -> int:
+        """name: grpc, rest or token."""
+        return int(self.said[name].rpartition(":")[2])
+
     def client(self) -> GrpcClient:
         """Of the tenant `default`, over the mTLS port."""
-        port = int(self.said["grpc"].rpartition(":")[2])
         files = self.authority.issue(Role.TENANT, "default")
-        return GrpcClient(port, self.authority.certificate.read_bytes(), files)
+        return GrpcClient(self.port("grpc"), self.authority.certificate.read_bytes(), files)
 
 
 async def ready(coordinator: Coordinator, name: str, deadline_s: float = 30.0) -> Observed:

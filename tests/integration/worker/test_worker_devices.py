@@ -110,7 +110,8 @@ async def test_probe_measures_this_processor(tmp_path: Path) -> None:
         rates = receipt.rates
         assert receipt.probe_s <= 10
         assert (receipt.source, receipt.emulated, receipt.device) == ("probe", False, "cpu0")
-        assert receipt.precisions == ("fp32", "fp16", "int8")
+        assert receipt.precisions == ("fp32", "fp16", "int8", "fp64")
+        assert "fp64" not in rates.conv_flops, "ONNX Runtime's CPU provider has no Conv in double"
         for value in (
             *rates.matmul_flops.values(),
             *rates.conv_flops.values(),

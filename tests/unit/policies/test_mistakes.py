@@ -18,6 +18,12 @@ def workload(spec: str, metadata: str = "{name: w}") -> str:
     return f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {metadata}\nspec:\n  model: {{source: ./m.onnx}}\n{spec}"
 
 
+def region(spec: str) -> str:
+    return f"apiVersion: shoal/v1\nkind: Region\nmetadata: {{name: r}}\nspec:\n{spec}"
+
+
+KEY = "MCowBQYDK2VwAyEAR8bBk5m5Z9m3n3JpVr4aI1QYyQxgkqf6I8vQm3m5v0E="
+
 MISTAKES = [
     # the file
     ("tab", "a:\n§\tb: 1\n", Code.YAML_INVALID, "indentation"),
@@ -118,10 +124,22 @@ MISTAKES = [
         "remove",
     ),
     (
-        "signed model",
-        policy("  require: {trust: {§signed_model: {keys: [a]}}}\n"),
-        Code.NOT_SUPPORTED_YET,
+        "signed model by a key twice",
+        policy("  require: {trust: {signed_model: {keys: [a, §a]}}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
         "remove",
+    ),
+    (
+        "key that is none",
+        region("  keys: [{name: a, key: §MCowBQYDK2VwAyEA}]\n"),
+        Code.FIELD_INVALID,
+        "shoal model key",
+    ),
+    (
+        "key of no day",
+        region(f"  keys: [{{name: a, key: {KEY}, until: §soon}}]\n"),
+        Code.FIELD_INVALID,
+        "2027-12-31",
     ),
     ("standby", policy("  require: {availability: {standby: §warm}}\n"), Code.NOT_SUPPORTED_YET, "write none"),
     ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),

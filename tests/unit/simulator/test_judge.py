@@ -53,6 +53,7 @@ def calls(*nodes: str) -> list[tuple[str, dict[str, Any]]]:
 READY = [("worker.start", {**REPLICA, "device": "cpu0"}), ("worker.ready", REPLICA)]
 WANTED = ("operator.wanted", {"workloads": ("shop/text",)})
 STOPPED = ("worker.stop", {**REPLICA, "ready": True, "in_flight": 0})
+AUDIT = ((1, "one", "", "x"), (2, "two", "x", "y"))
 OPENED = [saved("a", 1, "r1"), saved("b", 1, "r2"), WANTED, *READY]
 ACKED = ("store.acked", {"revision": 1})
 
@@ -70,6 +71,8 @@ SOUND = {
         ("operator.done", {"document": "d", "content": "e2", "outcome": "unknown"}),
         ("operator.read", {"documents": (("d", "e2"),)}),
     ),
+    "a chain of entries": story(("audit.kept", {"subject": "two"}), ("operator.audit", {"entries": AUDIT})),
+    "memory and store agree": story(("region.memory", {"acts_on": (("k", 1),), "stored": (("k", 1),)})),
 }
 
 VIOLATED = {
@@ -108,6 +111,15 @@ VIOLATED = {
             ("operator.done", {"document": "d", "content": "e1", "outcome": "ok"}),
             ("operator.read", {"documents": ()}),
         ),
+    ],
+    "Memory": [
+        story(("region.memory", {"acts_on": (("k", 1),), "stored": (("k", 2),)})),
+        story(("region.memory", {"acts_on": (), "stored": (("k", 2),)})),
+    ],
+    "Audit": [
+        story(("audit.kept", {"subject": "three"}), ("operator.audit", {"entries": AUDIT})),
+        story(("operator.audit", {"entries": AUDIT[1:]})),
+        story(("operator.audit", {"entries": (AUDIT[0], (2, "two", "z", "y"))})),
     ],
     "Poison": [
         [

@@ -16,7 +16,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
+from shoal.agent.cache.publishers import Publishers
 from shoal.agent.ports import Log
+from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes, show_bytes
 
@@ -38,17 +40,30 @@ class DirectoryCache:
     """One owner at a time; disk work runs in threads, so that a slow disk does not hold up the link."""
 
     def __init__(
-        self, folder: Path, fetch: Fetch, log: Log, *, quota: Bytes, low_water: Bytes = Bytes(64 * 2**20)
+        self,
+        folder: Path,
+        fetch: Fetch,
+        publishers: Publishers,
+        log: Log,
+        *,
+        quota: Bytes,
+        low_water: Bytes = Bytes(64 * 2**20),
     ) -> None:
         """quota: for all bytes here. low_water: what a fetch leaves free on the disk, for the rest of the machine."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
         self._fetch = fetch
+        self._publishers = publishers
+        self._judging = asyncio.Lock()
         self._log = log
         self._quota = quota
         self._low_water = low_water
         self._pinned: frozenset[str] | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def admit(self, asked: Assignment) -> None:
+        async with self._judging:
+            await asyncio.to_thread(self._publishers.check, asked)
 
     async def ensure(self, digest: str, size: Bytes) -> str:
         name = _name(digest)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from shoal.agent.core.backoff import delay
 from shoal.types.codes import Code, Refusal
@@ -52,7 +52,7 @@ class Fault(Enum):
     REPLICA = auto()
     """The replica refused it, or the way there broke."""
     CRASH = auto()
-    """The worker died with this request inside."""
+    """The worker died with this request inside, or ran it without end."""
 
 
 class Next(Enum):
@@ -66,7 +66,8 @@ class Next(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """What one request has been through. crashed_with: digests of what else was in flight where it first crashed."""
+    """What one request has been through. crashed_with: digests of what else was in flight where it first crashed, as
+    far as that was not answered since."""
 
     tried: frozenset[str] = frozenset()
     crashed_with: frozenset[bytes] | None = None
@@ -103,7 +104,7 @@ WELL: Final = Health()
 _FAULTS: Final[dict[Fault, frozenset[Code]]] = {
     Fault.BUSY: frozenset({Code.OVERLOADED, Code.OUT_OF_MEMORY}),
     Fault.LATE: frozenset({Code.DEADLINE_EXCEEDED}),
-    Fault.CRASH: frozenset({Code.WORKER_CRASHED}),
+    Fault.CRASH: frozenset({Code.WORKER_CRASHED, Code.WORKER_STUCK}),
     # What a peer says about us or about its routes is no business of the caller's: another replica may answer.
     Fault.REPLICA: frozenset(
         {
@@ -111,7 +112,6 @@ _FAULTS: Final[dict[Fault, frozenset[Code]]] = {
             Code.MODEL_NOT_READY,
             Code.MODEL_NOT_FOUND,
             Code.WORKER_KILLED,
-            Code.WORKER_STUCK,
             Code.DEVICE_LOST,
             Code.UNAUTHENTICATED,
             Code.ROLE_DENIED,
@@ -266,32 +266,61 @@ def admit(
     return None
 
 
-class Condemned:
-    """Digests of requests that crashed two workers, refused until their time is over; the oldest go first."""
+_T = TypeVar("_T")
+
+
+class _Remembered(Generic[_T]):
+    """Something about each of a bounded number of requests, by digest, for a while; the oldest go first."""
 
     def __init__(self, keep_s: float = 60.0, size: int = 1024) -> None:
         self._keep_s = keep_s
         self._size = size
-        self._until: dict[bytes, Elapsed] = {}
+        self._known: dict[bytes, tuple[Elapsed, _T]] = {}
 
     def __len__(self) -> int:
-        return len(self._until)
+        return len(self._known)
+
+    def _put(self, digest: bytes, what: _T, now: Elapsed) -> None:
+        self._known.pop(digest, None)
+        self._known[digest] = Elapsed(now + self._keep_s), what
+        while len(self._known) > self._size:
+            del self._known[next(iter(self._known))]
+
+    def _get(self, digest: bytes, now: Elapsed) -> tuple[Elapsed, _T] | None:
+        found = self._known.get(digest)
+        if found is not None and now >= found[0]:
+            del self._known[digest]
+            return None
+        return found
+
+
+class Condemned(_Remembered[None]):
+    """Requests that crashed two workers, refused until their time is over."""
 
     def add(self, digest: bytes, now: Elapsed) -> None:
-        self._until.pop(digest, None)
-        self._until[digest] = Elapsed(now + self._keep_s)
-        while len(self._until) > self._size:
-            del self._until[next(iter(self._until))]
+        self._put(digest, None, now)
 
     def left_s(self, digest: bytes, now: Elapsed) -> Seconds | None:
         """Seconds for which it is still refused; None when it is not."""
-        until = self._until.get(digest)
-        if until is None:
-            return None
-        if now >= until:
-            del self._until[digest]
-            return None
-        return Seconds(until - now)
+        found = self._get(digest, now)
+        return None if found is None else Seconds(found[0] - now)
+
+
+class Suspects(_Remembered[frozenset[bytes]]):
+    """Requests that were in flight at a crash, until they are answered: whoever sends one again does not begin anew."""
+
+    def add(self, digest: bytes, crashed_with: frozenset[bytes], now: Elapsed) -> None:
+        """crashed_with: digests of what else was in flight there."""
+        self._put(digest, crashed_with, now)
+
+    def crashed_with(self, digest: bytes, now: Elapsed) -> frozenset[bytes] | None:
+        found = self._get(digest, now)
+        return None if found is None else found[1]
+
+    def answered(self, digest: bytes) -> None:
+        """It is innocent, and no excuse for those that were in flight with it."""
+        self._known.pop(digest, None)
+        self._known = {each: (until, others - {digest}) for each, (until, others) in self._known.items()}
 
 
 def _takes(health: Health, now: Elapsed) -> bool:

@@ -101,10 +101,11 @@ def reconnect_after(node: str, attempt: int) -> Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """What this session has reported. sequence: of the last status sent."""
+    """What this session has reported. sequence: of the last status sent. held: certificate's serial, and roots."""
 
     sequence: int = 0
     known: Mapping[str, Observed] = field(default_factory=dict)
+    held: tuple[str, tuple[str, ...]] = ("", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,15 @@ class Report:
     ingress: tuple[Ingress, ...]
     taken_at: Wall
     front_ready: bool
+    serial: str = ""
+    roots: tuple[str, ...] = ()
 
 
 def report(reporter: Reporter, now: Report, *, full_every: int) -> tuple[Reporter, Status]:
     """The next status: everything at first and every `full_every` messages, else what changed since the last."""
     full = reporter.sequence % full_every == 0
+    held = (now.serial, now.roots)
+    news = full or held != reporter.held
     status = Status(
         node=now.node,
         epoch=now.epoch,
@@ -136,8 +141,10 @@ def report(reporter: Reporter, now: Report, *, full_every: int) -> tuple[Reporte
         ingress=now.ingress,
         taken_at=now.taken_at,
         front_ready=now.front_ready,
+        serial=now.serial if news else "",
+        roots=now.roots if news else (),
     )
-    return Reporter(status.sequence, {each.assignment: each for each in now.observed}), status
+    return Reporter(status.sequence, {each.assignment: each for each in now.observed}, held), status
 
 
 def _changed(observed: Iterable[Observed], known: Mapping[str, Observed]) -> tuple[Observed, ...]:

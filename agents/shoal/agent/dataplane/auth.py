@@ -1,13 +1,13 @@
 """Who a caller is, and as which tenant: judged for each call, so that what runs out ends on open connections too."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.dataplane.transport import Call
 from shoal.types.assignment import Credential
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.identity import Identity, check_name, check_validity, require
@@ -38,12 +38,20 @@ def by_digest(credentials: Iterable[Credential]) -> dict[str, Credential]:
 
 
 def caller_of(
-    call: Call, credentials: Credentials, region: str, origin: str, wall: Wall, roles: frozenset[Role] = INFER_ROLES
+    call: Call,
+    credentials: Credentials,
+    region: str,
+    origin: str,
+    wall: Wall,
+    roles: frozenset[Role] = INFER_ROLES,
+    revoked: Container[str] = (),
 ) -> Caller:
-    """origin: of requests that enter here. A certificate counts before a token.
+    """origin: of requests that enter here. revoked: serials. A certificate counts before a token.
 
-    Raises ShoalError(UNAUTHENTICATED | CERT_EXPIRED | CERT_NOT_YET_VALID | REGION_MISMATCH | ROLE_DENIED |
-    TENANT_DENIED | NAME_INVALID | TOKEN_INVALID | TOKEN_EXPIRED)."""
+    Raises ShoalError(UNAUTHENTICATED | CERT_EXPIRED | CERT_REVOKED | CERT_NOT_YET_VALID | REGION_MISMATCH |
+    ROLE_DENIED | TENANT_DENIED | NAME_INVALID | TOKEN_INVALID | TOKEN_EXPIRED)."""
+    if call.identity is not None and (refusal := refused(call.identity.serial, revoked)) is not None:
+        raise ShoalError(refusal)
     if call.identity is not None:
         return _by_certificate(call, call.identity, region, origin, wall, roles)
     if call.bearer:
@@ -53,6 +61,14 @@ def caller_of(
         "neither a client certificate nor a bearer token",
         "one of them, of this region",
         "use the files or the token of your tenant",
+    )
+
+
+def refused(serial: str, revoked: Container[str]) -> Refusal | None:
+    if serial not in revoked:
+        return None
+    return Refusal(
+        Code.CERT_REVOKED, f"certificate {serial}", "one that was not revoked", "enrol again with a new token"
     )
 
 

@@ -69,11 +69,12 @@ class FrontConfig:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the data plane serves, whole."""
+    """What the data plane serves, whole. revoked: serials of certificates that are refused."""
 
     routes: tuple[Route, ...] = ()
     credentials: tuple[Credential, ...] = ()
     workers: tuple[LocalWorker, ...] = ()
+    revoked: tuple[str, ...] = ()
 
 
 def pack(configuration: Configuration) -> bytes:
@@ -82,6 +83,7 @@ def pack(configuration: Configuration) -> bytes:
             "routes": [base64.b64encode(nouns.encode(route)).decode() for route in configuration.routes],
             "credentials": [asdict(credential) for credential in configuration.credentials],
             "workers": [asdict(worker) for worker in configuration.workers],
+            "revoked": configuration.revoked,
         }
     ).encode()
 
@@ -100,6 +102,7 @@ def unpack(payload: bytes) -> Configuration:
                 LocalWorker(each["assignment"], WorkloadKey(*each["workload"]), each["socket"], each["nonce"])
                 for each in said["workers"]
             ),
+            revoked=tuple(map(str, said["revoked"])),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error

@@ -6,7 +6,8 @@ code, and whether the replica may have begun to work on the request.
 
 import asyncio
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,7 +33,15 @@ from shoal.types.units import Seconds
 from shoal.wire import limits, status
 from shoal.wire.identity import dns_of
 
-CONNECT_TIMEOUT_S: Final = 2.0
+CONNECT_TIMEOUT_S: Final = 1.2
+PING_EVERY_S: Final = 0.4
+SILENT_S: Final = 1.2
+"""A worker with requests inside that does not answer a ping for so long gets no more time: they go elsewhere."""
+CALLS_END_S: Final = 120.0
+"""A channel that is left for another lasts so long for the calls inside."""
+WAY_OPENS_S: Final = 0.75
+"""A request waits so long for the way to a peer to open, then it goes elsewhere; the way is opened all the same."""
+_OPENING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
     {
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -69,7 +78,7 @@ class Workers:
         self._workers: dict[str, LocalWorker] = {}
         self._clients: dict[LocalWorker, FrameClient] = {}
         self._connecting: dict[LocalWorker, asyncio.Lock] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def assignments(self) -> Collection[str]:
@@ -98,7 +107,7 @@ class Workers:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
-        for task in tuple(self._leaving):
+        for task in tuple(self._tasks):
             task.cancel()
 
     async def _call(self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], left_s: Seconds) -> bytes:
@@ -136,13 +145,17 @@ class Workers:
                 raise AttemptFailed(error.refusal, sent=False) from error
             if self._workers.get(assignment) is worker:
                 self._clients[worker] = client
+            self._beside(_watch(client))
             return worker, client
 
     def _close_if_idle(self, client: FrameClient) -> None:
         if client.in_flight == 0:
-            task = asyncio.create_task(client.close())
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._beside(client.close())
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class Peers:
@@ -152,6 +165,7 @@ class Peers:
         self._region = region
         self._tls = tls
         self._stamp: tuple[int, ...] = ()
+        self._files: tuple[bytes, bytes, bytes] | None = None
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -177,7 +191,8 @@ class Peers:
             task.cancel()
 
     async def _call(self, endpoint: Endpoint, method: str, request: bytes, errand: Errand) -> bytes:
-        call = self._channel(endpoint).unary_unary(f"/{SERVICE}/{method}", None, None)
+        channel = await self._way(endpoint)
+        call = channel.unary_unary(f"/{SERVICE}/{method}", None, None)
         said = (
             (TENANT_KEY, errand.tenant),
             (ORIGIN_KEY, errand.origin),
@@ -190,34 +205,82 @@ class Peers:
             raise _failure(error) from error
         return answer
 
+    async def _way(self, endpoint: Endpoint) -> grpc.aio.Channel:
+        """An open channel, or one that says why it is not. Raises AttemptFailed."""
+        while True:
+            channel = self._channel(endpoint)
+            with suppress(grpc.aio.UsageError):  # it was left meanwhile
+                await _open(channel)
+            if self._channels.get(self._key(endpoint)) is channel:
+                return channel
+
     def _channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
-        self._renew()
+        certificate, private_key, authority = self._newest()
         key = self._key(endpoint)
         channel = self._channels.get(key)
         if channel is None:
-            certificate, private_key, authority = self._tls.read()
             credentials = grpc.ssl_channel_credentials(authority, private_key, certificate)
-            options = limits.channel_options(MAX_MESSAGE, server_name=key[1])
+            options = limits.channel_options(MAX_MESSAGE, server_name=key[1], patience=limits.PEER)
             channel = grpc.aio.secure_channel(key[0], credentials, options)
             self._channels[key] = channel
         return channel
 
-    def _renew(self) -> None:
-        """After our files changed every channel is made anew; calls inside the old ones end there."""
-        stamp = self._tls.stamp()
-        if stamp != self._stamp:
-            self._stamp = stamp
-            while self._channels:
-                self._leave(self._channels.popitem()[1])
+    def _newest(self) -> tuple[bytes, bytes, bytes]:
+        """Our files. After they changed every channel is made anew; calls inside the old ones end there."""
+        try:
+            stamp = self._tls.stamp()
+            if self._files is None or stamp != self._stamp:
+                self._files, self._stamp = self._tls.read(), stamp
+                while self._channels:
+                    self._leave(self._channels.popitem()[1])
+        except OSError as cause:
+            if self._files is None:
+                refusal = Refusal(Code.REPLICA_UNREACHABLE, f"this node's files: {cause}", "its certificate", "retry")
+                raise AttemptFailed(refusal, sent=False) from cause
+        return self._files
 
     def _key(self, endpoint: Endpoint) -> tuple[str, str]:
         role = Role.GATEWAY if endpoint.kind is EndpointKind.GATEWAY else Role.AGENT
         return endpoint.address, dns_of(self._region, role, endpoint.node)
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.create_task(channel.close(limits.KEEPALIVE_TIMEOUT_S))
+        task = asyncio.create_task(channel.close(CALLS_END_S))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+
+async def _open(channel: grpc.aio.Channel) -> None:
+    """Raises AttemptFailed while nobody answers, or when the way is given up. What fails at once is left to the call,
+    which tells why."""
+    try:
+        async with asyncio.timeout(WAY_OPENS_S):
+            while (state := channel.get_state(try_to_connect=True)) in _OPENING:
+                await channel.wait_for_state_change(state)
+    except TimeoutError as cause:
+        raise _unopened("no connection") from cause
+    if state is grpc.ChannelConnectivity.SHUTDOWN:
+        raise _unopened("the replica left the routes")
+
+
+def _unopened(found: str) -> AttemptFailed:
+    refusal = Refusal(Code.REPLICA_UNREACHABLE, found, f"a connection within {WAY_OPENS_S:g}s", "retry")
+    return AttemptFailed(refusal, sent=False)
+
+
+async def _watch(client: FrameClient) -> None:
+    """For as long as the connection lives. A process that is stopped, or hangs, keeps its connections."""
+    while not client.closed:
+        await asyncio.sleep(PING_EVERY_S)
+        if client.in_flight == 0:
+            continue
+        try:
+            await client.call("ping", timeout=SILENT_S)
+        except ConnectionLost:
+            return
+        except ShoalError as error:
+            if error.code is Code.DEADLINE_EXCEEDED:
+                found = f"the worker has not answered for {SILENT_S:g}s"
+                client.abandon(Refusal(Code.REPLICA_UNREACHABLE, found, "a sign of life", "retry"))
 
 
 def _failure(error: grpc.aio.AioRpcError) -> AttemptFailed:

@@ -3,22 +3,23 @@
 `DataPlane` is the `Service` behind every transport. Decisions are `core.routing`'s; the ways to replicas `forward`'s.
 """
 
+import asyncio
 import hashlib
 import itertools
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import structlog
 
 from shoal.agent.core import routing
-from shoal.agent.core.routing import WELL, Condemned, Fault, Health, Limits, Load, Next, Tries
+from shoal.agent.core.routing import WELL, Condemned, Fault, Health, Limits, Load, Next, Suspects, Tries
 from shoal.agent.dataplane import request as reading
-from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of
+from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of, refused
 from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
 from shoal.agent.dataplane.metering import Meter
 from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
@@ -26,8 +27,9 @@ from shoal.agent.ports import Clock, FrontStats, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 VERSION: Final = "1"
@@ -66,7 +68,11 @@ class _Flight:
 
     @cached_property
     def digest(self) -> bytes:
-        return hashlib.sha256(self.request).digest()
+        """Of what the model sees: who sends the same again under another id sends the same."""
+        message = oip.ModelInferRequest.FromString(self.request)
+        message.id = ""
+        content = f"{self.key}\0".encode() + message.SerializeToString(deterministic=True)
+        return hashlib.sha256(content).digest()
 
     def others(self) -> frozenset[bytes]:
         return frozenset(flight.digest for flight in self.crowd if flight is not self)
@@ -75,7 +81,16 @@ class _Flight:
 class DataPlane:
     """Answers the Open Inference Protocol along routes. Everything runs on one event loop."""
 
-    def __init__(self, settings: Settings, clock: Clock, workers: Workers, peers: Peers) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        workers: Workers,
+        peers: Peers,
+        dates_at: Callable[[], Wall] | None = None,
+    ) -> None:
+        """dates_at: the moment at which who calls must be valid; by default now."""
+        self._dates_at = dates_at or clock.wall
         self._settings = settings
         self._clock = clock
         self._workers = workers
@@ -84,10 +99,14 @@ class DataPlane:
         self._routes: Mapping[WorkloadKey, Route] = {}
         self._here: Mapping[WorkloadKey, Route] = {}
         self._credentials: Credentials = {}
+        self._revoked: frozenset[str] = frozenset()
         self._known: dict[str, LocalWorker] = {}
         self._health: dict[str, Health] = {}
         self._at: defaultdict[str, set[_Flight]] = defaultdict(set)
         self._condemned = Condemned()
+        self._suspects = Suspects()
+        self._alone = asyncio.Lock()
+        """Of suspects: together with others of their kind, another crash would not tell who is to blame."""
         self._inside: Counter[WorkloadKey] = Counter()
         self._of_tenant: Counter[str] = Counter()
         self._bytes = 0
@@ -111,11 +130,16 @@ class DataPlane:
         return sum(each.ejected_until is not None and now < each.ejected_until for each in self._health.values())
 
     def configure(
-        self, routes: tuple[Route, ...], credentials: tuple[Credential, ...], workers: tuple[LocalWorker, ...]
+        self,
+        routes: tuple[Route, ...],
+        credentials: tuple[Credential, ...],
+        workers: tuple[LocalWorker, ...],
+        revoked: tuple[str, ...] = (),
     ) -> None:
         """The whole truth, each time. A worker that was started anew is judged anew."""
         self._routes = {route.workload: route for route in routes}
         self._credentials = by_digest(credentials)
+        self._revoked = frozenset(revoked)
         for worker in workers:
             if self._known.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
                 self._health[worker.assignment] = Health(outstanding=self._health[worker.assignment].outstanding)
@@ -247,10 +271,19 @@ class DataPlane:
                 raise failure or _late()
             flight.attempts += 1
             try:
-                return await self._attempt(picked, flight, left)
+                if self._suspicion(flight) is None:
+                    answer = await self._attempt(picked, flight, left)
+                else:
+                    answer = await self._attempt_alone(picked, flight)
+                if self._suspects:
+                    self._suspects.answered(flight.digest)
+                return answer
             except AttemptFailed as error:
                 failure = error
                 fault = routing.fault_of(error.code)
+                tries = replace(tries, crashed_with=self._suspicion(flight))
+                if fault is Fault.CRASH and tries.crashed_with is None:
+                    self._suspects.add(flight.digest, flight.others(), self._clock.now())
                 match routing.judge(fault, tries, idempotent=not flight.session, sent=error.sent):
                     case Next.DELIVER:
                         raise
@@ -259,8 +292,23 @@ class DataPlane:
                             self._condemned.add(flight.digest, self._clock.now())
                         raise ShoalError(_CRASHES) from error
                     case Next.RETRY:
-                        crashed_with = flight.others() if fault is Fault.CRASH else tries.crashed_with
-                        tries = Tries(tries.tried | {picked.assignment}, crashed_with)
+                        tries = replace(tries, tried=tries.tried | {picked.assignment})
+
+    def _suspicion(self, flight: _Flight) -> frozenset[bytes] | None:
+        """What was in flight with the same request when it met a crash before, in this try or another; None if not."""
+        return self._suspects.crashed_with(flight.digest, self._clock.now()) if self._suspects else None
+
+    async def _attempt_alone(self, endpoint: Endpoint, flight: _Flight) -> bytes:
+        """As `_attempt`, with no other suspect under way. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
+        try:
+            async with asyncio.timeout(flight.expires - self._clock.now()):
+                await self._alone.acquire()
+        except TimeoutError as error:
+            raise _late() from error
+        try:
+            return await self._attempt(endpoint, flight, Seconds(flight.expires - self._clock.now()))
+        finally:
+            self._alone.release()
 
     async def _attempt(self, endpoint: Endpoint, flight: _Flight, left: Seconds) -> bytes:
         """One replica, once. Raises AttemptFailed; what happened is noted in the replica's health."""
@@ -340,15 +388,18 @@ class DataPlane:
 
     # who and where
 
-    def _caller(self, call: Call) -> Caller:
+    def revoked(self, serial: str) -> Refusal | None:
+        """Why a certificate of this serial is refused, if it is."""
+        return refused(serial, self._revoked)
+
+    def _caller(self, call: Call, roles: frozenset[Role] = INFER_ROLES) -> Caller:
+        settings = self._settings
         return caller_of(
-            call, self._credentials, self._settings.region, self._settings.origin, self._clock.wall(), INFER_ROLES
+            call, self._credentials, settings.region, settings.origin, self._dates_at(), roles, self._revoked
         )
 
     def _reader(self, call: Call) -> Caller:
-        return caller_of(
-            call, self._credentials, self._settings.region, self._settings.origin, self._clock.wall(), READ_ROLES
-        )
+        return self._caller(call, READ_ROLES)
 
     def _route(self, caller: Caller, name: str, version: str) -> Route:
         """A forwarded request meets a worker of this node or nothing. Raises ShoalError(MODEL_NOT_FOUND | ..)."""
@@ -399,7 +450,7 @@ class DataPlane:
 
 _CRASHES: Final = Refusal(
     Code.REQUEST_CRASHED_WORKER,
-    "two workers ended while they had this request",
+    "two workers ended, or could not end a run, while they had this request",
     "a request that its model survives",
     "change the input; the same bytes are refused for a while",
 )

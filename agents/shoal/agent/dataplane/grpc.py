@@ -5,12 +5,15 @@ as the bytes that they are; only the small calls are parsed here.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 import structlog
 
+from shoal.agent.dataplane.intake import Intake
+from shoal.agent.dataplane.request import invalid
 from shoal.agent.dataplane.transport import (
     HOP_KEY,
     MAX_MESSAGE,
@@ -47,6 +50,7 @@ class GrpcTransport:
         self._certificates = certificates
         self._server: grpc.aio.Server | None = None
         self._identities: dict[bytes, Identity] = {}
+        self._intake = Intake()
 
     async def start(self) -> int:
         guards = () if self._certificates else (_TokenFirst(self._service),)
@@ -101,7 +105,7 @@ class GrpcTransport:
             )
             for name, kind, answer in small
         }
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._answering(self._service.infer))
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -117,20 +121,48 @@ class GrpcTransport:
 
         return handle
 
+    async def _infer(self, requests: AsyncIterator[bytes], context: _Context) -> bytes:
+        """A stream here, though not to its caller: only so is a message read when there is a place for it."""
+        held = ExitStack()
+        context.add_done_callback(lambda _: held.close())  # once its caller has read the answer, or is gone
+        try:
+            call = self._call(context)
+            self._service.admit(call)
+            held.enter_context(self._intake.call(call.caller))
+            async with self._intake.place(call.caller):
+                request = await context.read()
+            if not isinstance(request, bytes):
+                raise invalid("a call without a message", "a ModelInferRequest")
+            answer = await self._service.infer(call, request)
+            held.enter_context(self._intake.unread(call.caller, len(answer)))
+            return answer
+        except ShoalError as error:
+            return await status.abort(context, error.refusal, retry_after_s(error))
+        except Exception as error:
+            _log.exception("call_failed")
+            return await status.abort(context, _internal(error))
+
     async def _stream(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         """One answer for each request, in order; a refused request is answered as such and the stream goes on."""
         try:
             call = self._call(context)
+            self._service.admit(call)
+            with self._intake.call(call.caller, stream=True):
+                async for request in requests:
+                    answer = await self._streamed(call, request)
+                    with self._intake.unread(call.caller, len(answer)):
+                        yield answer
         except ShoalError as error:
-            await status.abort(context, error.refusal)
-        async for request in requests:
-            try:
-                yield _stream_response(2, await self._service.infer(call, request))
-            except ShoalError as error:
-                yield _stream_response(1, str(error.refusal).encode())
-            except Exception as error:
-                _log.exception("call_failed")
-                yield _stream_response(1, str(_internal(error)).encode())
+            await status.abort(context, error.refusal, retry_after_s(error))
+
+    async def _streamed(self, call: Call, request: bytes) -> bytes:
+        try:
+            return _stream_response(2, await self._service.infer(call, request))
+        except ShoalError as error:
+            return _stream_response(1, str(error.refusal).encode())
+        except Exception as error:
+            _log.exception("call_failed")
+            return _stream_response(1, str(_internal(error)).encode())
 
     def _call(self, context: _Context) -> Call:
         """Raises ShoalError(UNAUTHENTICATED | CERT_NAME_INVALID | INVALID_ARGUMENT)."""
@@ -225,7 +257,7 @@ NO_REPOSITORY_CONTROL: Final = Refusal(
 )
 
 _OPTIONS: Final = (
-    *limits.server_options(MAX_MESSAGE),
+    *limits.server_options(MAX_MESSAGE, limits.DATA_CONNECTIONS),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     # grpc checks the size of a compressed message before it expands it and never after: none is taken.
     ("grpc.compression_enabled_algorithms_bitset", 1),

@@ -9,12 +9,12 @@ import fcntl
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
-import psutil
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
@@ -26,10 +26,11 @@ from shoal.agent.dataplane.grpc import GrpcTransport
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.transport import TlsFiles, Transport
-from shoal.agent.frames import FrameServer, Handler, Message
+from shoal.agent.frames import FrameServer, Handler, Message, start_time
 from shoal.agent.ports import Clock
-from shoal.types.units import Seconds
-from shoal.wire import scrape
+from shoal.types.units import Seconds, Wall
+from shoal.wire import descriptors, scrape
+from shoal.wire.private import write_private
 
 EXIT_TWIN: Final = 75
 """Another front holds this agent's run folder."""
@@ -39,27 +40,29 @@ EXIT_PORT: Final = 76
 _log = structlog.get_logger(__name__)
 
 
-def run(config_path: Path, nonce: str, clock: Clock) -> int:
-    """Serves until stopped or orphaned; returns the exit status. config_path: a FrontConfig as JSON."""
+def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall]) -> int:
+    """Serves until stopped or orphaned; returns the exit status. config_path: a FrontConfig as JSON. dates_at: the
+    moment at which certificates and tokens must be valid."""
     config = FrontConfig.load(config_path.read_text())
+    descriptors.raise_limit()
     with (Path(config.run_dir) / control.LOCK).open("w") as lock:
         if not _alone(lock):
             _log.warning("front_is_running_already", run_dir=config.run_dir)
             return EXIT_TWIN
         try:
-            asyncio.run(_serve(config, nonce, clock))
+            asyncio.run(_serve(config, nonce, clock, dates_at))
         except OSError as error:
             _log.error("front_cannot_listen", reason=str(error))
             return EXIT_PORT
     return 0
 
 
-async def _serve(config: FrontConfig, nonce: str, clock: Clock) -> None:
+async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callable[[], Wall]) -> None:
     """Raises OSError."""
     tls = TlsFiles(Path(config.certificate), Path(config.key), Path(config.authority))
     workers, peers = Workers(), Peers(config.region, tls)
     settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
-    plane = DataPlane(settings, clock, workers, peers)
+    plane = DataPlane(settings, clock, workers, peers, dates_at)
     transports: tuple[Transport, ...] = (
         GrpcTransport(plane, config.host, config.grpc_port, tls, certificates=True),
         GrpcTransport(plane, config.host, config.token_port, tls, certificates=False),
@@ -107,7 +110,7 @@ class _Stages:
 def _handlers(plane: DataPlane, stages: _Stages) -> dict[str, Handler]:
     async def configure(message: Message) -> Message:
         said = control.unpack(message.payload)
-        plane.configure(said.routes, said.credentials, said.workers)
+        plane.configure(said.routes, said.credentials, said.workers, said.revoked)
         stages.configured.set()
         await stages.listening.wait()
         return Message("configured")
@@ -148,18 +151,14 @@ def _alone(lock: IO[str]) -> bool:
 
 def _write_record(config: FrontConfig, nonce: str) -> None:
     """For a next supervisor, and for people who look for the pid. Secret, for the nonce's sake; replaced as a whole."""
-    process = psutil.Process()
+    pid = os.getpid()
     record = {
-        "pid": process.pid,
-        "start_time": process.create_time(),
+        "pid": pid,
+        "start_time": start_time(pid),
         "nonce": nonce,
         "config": json.loads(config.dump()),
     }
-    path = config.record()
-    fresh = path.with_suffix(".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(record, file)
-    fresh.replace(path)
+    write_private(config.record(), json.dumps(record).encode(), durable=False)
 
 
 def _serve_metrics(config: FrontConfig, plane: DataPlane, clock: Clock) -> None:
@@ -168,5 +167,5 @@ def _serve_metrics(config: FrontConfig, plane: DataPlane, clock: Clock) -> None:
     registry = CollectorRegistry()
     registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected))
     files = Path(config.certificate), Path(config.key), Path(config.authority)
-    guard = scrape.Guard(config.region, *files, clock.wall)
+    guard = scrape.Guard(config.region, *files, clock.wall, plane.revoked)
     scrape.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)

@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import psutil
 import structlog
 
 from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig
-from shoal.agent.frames import FrameClient
+from shoal.agent.frames import FrameClient, start_time
 from shoal.agent.ports import Clock, FrontStats, LocalWorker
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError, refuse
@@ -114,9 +113,10 @@ class FrontProcess:
         routes: tuple[Route, ...],
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...] = (),
+        revoked: tuple[str, ...] = (),
     ) -> None:
         """Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration counts all the same."""
-        self._wanted = Configuration(routes, credentials, workers)
+        self._wanted = Configuration(routes, credentials, workers, revoked)
         await self._configure(await self._connected())
 
     async def stats(self) -> FrontStats:
@@ -224,10 +224,10 @@ class FrontProcess:
         try:
             record = json.loads(self._asked.record().read_text())
             config = FrontConfig.load(json.dumps(record["config"]))
-            if psutil.Process(record["pid"]).create_time() != record["start_time"]:
+            if start_time(record["pid"]) != record["start_time"]:
                 return None
             process = _Process(record["pid"], record["nonce"], None)
-        except (OSError, ValueError, KeyError, ShoalError, psutil.NoSuchProcess):
+        except (OSError, ValueError, KeyError, ShoalError):
             return None
         self._config = config
         if _same(self._asked, config):

@@ -10,8 +10,9 @@ import json
 import math
 import ssl
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
@@ -21,6 +22,7 @@ import structlog
 
 from shoal.agent.dataplane import tensors
 from shoal.agent.dataplane.grpc import NO_REPOSITORY_CONTROL
+from shoal.agent.dataplane.intake import Intake
 from shoal.agent.dataplane.request import invalid, too_large
 from shoal.agent.dataplane.transport import (
     HOP_KEY,
@@ -38,9 +40,12 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 from shoal.wire import status
 from shoal.wire.identity import Identity, identity_of_der
+from shoal.wire.undated import NO_CHECK_TIME
 
 MAX_HEAD: Final = 32 * 2**10
 MAX_CONNECTIONS: Final = 1024
+MAX_CONNECTIONS_PER_ADDRESS: Final = 512
+"""More are closed before TLS costs anything; clients behind one address share these."""
 HEAD_TIMEOUT_S: Final = 10.0
 IDLE_TIMEOUT_S: Final = 75.0
 BODY_GRACE_S: Final = 10.0
@@ -83,6 +88,8 @@ class RestTransport:
         self._context: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._of_address: Counter[str] = Counter()
+        self._intake = Intake()
         self._stopping = asyncio.Event()
 
     async def start(self) -> int:
@@ -92,10 +99,9 @@ class RestTransport:
             self._accept,
             self._host,
             self._port,
-            ssl=self._context,
-            ssl_handshake_timeout=HEAD_TIMEOUT_S,
             reuse_port=True,
             limit=_CHUNK,
+            backlog=MAX_CONNECTIONS,
         )
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -114,6 +120,8 @@ class RestTransport:
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         context.load_verify_locations(self._tls.authority)
         context.verify_mode = ssl.CERT_OPTIONAL
+        # Dates are judged for each call, by the time that this node believes: its machine may be wrong by years.
+        context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
         context.set_alpn_protocols(["http/1.1"])
         context.sni_callback = self._renew
         return context
@@ -131,12 +139,33 @@ class RestTransport:
             connection.context = self._context
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(_Connection(self._service, reader, writer, self._stopping).serve(self._full()))
+        """Before TLS: a stranger costs no handshake where there is no room for it."""
+        writer.transport.pause_reading()  # the first bytes are the handshake's
+        address = str(writer.get_extra_info("peername", ("",))[0])
+        if len(self._connections) >= MAX_CONNECTIONS or self._of_address[address] >= MAX_CONNECTIONS_PER_ADDRESS:
+            writer.transport.abort()
+            return
+        self._of_address[address] += 1
+        task = asyncio.create_task(self._serve(reader, writer))
         self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda _: self._left(task, address))
 
-    def _full(self) -> bool:
-        return len(self._connections) >= MAX_CONNECTIONS
+    def _left(self, task: asyncio.Task[None], address: str) -> None:
+        self._connections.discard(task)
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._context is not None
+        try:
+            await writer.start_tls(self._context, ssl_handshake_timeout=HEAD_TIMEOUT_S)
+        except BaseException as error:
+            writer.transport.abort()
+            if isinstance(error, OSError):
+                return
+            raise
+        await _Connection(self._service, self._intake, reader, writer, self._stopping).serve()
 
 
 class _Gone(Exception):
@@ -147,9 +176,15 @@ class _Connection:
     """One client's connection: requests one after another."""
 
     def __init__(
-        self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stopping: asyncio.Event
+        self,
+        service: Service,
+        intake: Intake,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        stopping: asyncio.Event,
     ) -> None:
         self._service = service
+        self._intake = intake
         self._reader = reader
         self._writer = writer
         self._stopping = stopping
@@ -157,17 +192,26 @@ class _Connection:
         self._identity: Identity | None = None
         self._unnamed: ShoalError | None = None
 
-    async def serve(self, full: bool) -> None:
+    async def serve(self) -> None:
         try:
             self._identify()
-            while await self._exchange(full) and not self._stopping.is_set():
+            while await self._exchange() and not self._stopping.is_set():
                 self._http.start_next_cycle()
         except (_Gone, OSError, asyncio.IncompleteReadError):
             pass
         except Exception:
             _log.exception("connection_failed")
         finally:
-            self._writer.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        """A peer that does not answer the end of TLS keeps its connection no longer than any other."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await self._writer.wait_closed()
+        except OSError:
+            self._writer.transport.abort()
 
     def _identify(self) -> None:
         connection: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
@@ -177,14 +221,17 @@ class _Connection:
         except ShoalError as error:
             self._unnamed = error
 
-    async def _exchange(self, full: bool) -> bool:
+    async def _exchange(self) -> bool:
         """One request and its response; whether another may follow on this connection."""
+        with ExitStack() as held:
+            return await self._answered(held)
+
+    async def _answered(self, held: ExitStack) -> bool:
+        """held: what this caller holds of the intake until its response is sent."""
         request: _Request | None = None
         try:
             request = self._request(await self._head())
-            if full:
-                raise refuse(Code.OVERLOADED, "too many connections", f"at most {MAX_CONNECTIONS}", "retry later")
-            response = await self._answer(request)
+            response = await self._answer(request, held)
         except ShoalError as error:
             response = _refused(error.refusal, retry_after_s(error))
         except h11.RemoteProtocolError as error:
@@ -247,7 +294,7 @@ class _Connection:
         path = tuple(unquote(part) for part in target.split("/")[1:] if part)
         return _Request(head.method.decode("ascii"), path, headers, call)
 
-    async def _answer(self, request: _Request) -> _Response:
+    async def _answer(self, request: _Request, held: ExitStack) -> _Response:
         """Raises ShoalError."""
         if (request.method, request.path) == ("GET", ("v2", "health", "live")):
             return _response({"live": self._service.live()})
@@ -264,7 +311,7 @@ class _Connection:
             case "GET", ("v2", "models", name, "ready") | ("v2", "models", name, "versions", _, "ready"):
                 return _ready({"name": name}, self._service.model_ready(request.call, name, _version(request)))
             case "POST", ("v2", "models", name, "infer") | ("v2", "models", name, "versions", _, "infer"):
-                return await self._infer(request, name)
+                return await self._infer(request, name, held)
             case "POST", ("v2", "repository", "index"):
                 return await self._index(request)
             case "POST", ("v2", "repository", "models", _, "load" | "unload"):
@@ -277,13 +324,17 @@ class _Connection:
                     Code.NOT_FOUND, f"{shown!r:.200}", "a path of the Open Inference Protocol", "see its REST form"
                 )
 
-    async def _infer(self, request: _Request, name: str) -> _Response:
+    async def _infer(self, request: _Request, name: str, held: ExitStack) -> _Response:
         self._service.admit(request.call)
-        body = await self._body(request.headers)
+        caller = request.call.caller
+        held.enter_context(self._intake.call(caller))
+        async with self._intake.place(caller, MAX_MESSAGE / BODY_RATE + BODY_GRACE_S):
+            body = await self._body(request.headers)
         message, wanted = tensors.request_of(name, _version(request), body, _whole(request.headers, _LENGTH_HEADER))
         del body
         answer = await self._while_connected(self._service.infer(request.call, message.SerializeToString()))
         content, json_length = tensors.response_of(answer, wanted)
+        held.enter_context(self._intake.unread(caller, len(content)))
         if json_length is None:
             return _Response(200, content, {"content-type": "application/json"})
         headers = {"content-type": "application/octet-stream", _LENGTH_HEADER: str(json_length)}

@@ -5,6 +5,7 @@ service raises becomes the protocol's status. Neither knows the other's insides,
 every transport to this module.
 """
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from typing import Protocol
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.units import Seconds
+from shoal.wire.enrol import belong
 from shoal.wire.identity import Identity
 from shoal.wire.limits import INFER_BYTES
 
@@ -40,6 +42,11 @@ class Call:
     hop: int = 0
     request_id: str = ""
     left_s: Seconds | None = None
+
+    @property
+    def caller(self) -> str:
+        """Whose share of a transport this call counts in, once the service has admitted it."""
+        return self.identity.uri if self.identity is not None else self.bearer
 
 
 class Refused(ShoalError):
@@ -99,8 +106,15 @@ class TlsFiles:
     authority: Path
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """(certificate, key, authority). Raises OSError."""
-        return self.certificate.read_bytes(), self.key.read_bytes(), self.authority.read_bytes()
+        """(certificate, key, authority). Raises OSError, also while they are half replaced."""
+        certificate, key = self.certificate.read_bytes(), self.key.read_bytes()
+        try:
+            whole = belong(certificate, key)
+        except ValueError as cause:
+            raise OSError(errno.EAGAIN, f"{self.certificate.name} or {self.key.name} is unreadable") from cause
+        if not whole:
+            raise OSError(errno.EAGAIN, f"{self.key.name} is not the key of {self.certificate.name}")
+        return certificate, key, self.authority.read_bytes()
 
     def stamp(self) -> tuple[int, ...]:
         """Changes when any of the files does. Raises OSError."""

@@ -10,34 +10,41 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from shoal.agent.identity.membership import EXPELLED
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
-from shoal.wire.enrol import Enrolled, redeem, write_private
+from shoal.wire.enrol import Enrolled, complete, redeem
 from shoal.wire.identity import identity_of_pem
+from shoal.wire.private import write_private
 
 _MEMBER = "member.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """As enrolled. coordinator: host:port of its link."""
+    """As enrolled. coordinator, enrol: host:port of its link and of its enrolment server; mqtt: of the region's broker,
+    empty where there is none."""
 
     name: str
     region: str
     role: str
     coordinator: str
     labels: Mapping[str, str]
+    enrol: str = ""
+    mqtt: str = ""
 
 
 def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str], wall: Wall) -> Member:
     """Redeems a token and keeps key, certificate and CA in `state_dir`; models cached there stay.
 
     name: empty for the token's, or the host's where the token leaves it open. Raises ShoalError(CONFLICT) when this
-    directory holds a member whose certificate is still good, and what redeeming raises.
+    directory holds a member whose certificate is still good and was not revoked, and what redeeming raises.
     """
     folder = state_dir / "identity"
-    if (folder / "cert.pem").exists() and identity_of_pem((folder / "cert.pem").read_bytes()).not_after > wall:
+    complete(folder)
+    good = (folder / "cert.pem").exists() and identity_of_pem((folder / "cert.pem").read_bytes()).not_after > wall
+    if good and not (folder / EXPELLED).exists():
         raise refuse(
             Code.CONFLICT, f"{state_dir} has joined already", "an empty state directory", "choose another --state-dir"
         )
@@ -47,10 +54,19 @@ def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Ma
             Code.ROLE_DENIED, f"a token for role {enrolled.role}", "agent or gateway", "make one: shoal token create"
         )
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    member = Member(enrolled.name, enrolled.region, enrolled.role, enrolled.link_address, dict(labels))
+    member = Member(
+        enrolled.name,
+        enrolled.region,
+        enrolled.role,
+        enrolled.link_address,
+        dict(labels),
+        enrolled.enrol_address,
+        enrolled.mqtt_address,
+    )
     folder.mkdir(exist_ok=True, mode=0o700)
     write_private(folder / _MEMBER, json.dumps(asdict(member), indent=1).encode())
     enrolled.write(folder)  # the certificate comes last: with it the node has joined
+    (folder / EXPELLED).unlink(missing_ok=True)
     return member
 
 
@@ -67,6 +83,7 @@ def _redeem(coordinator: str, token: str, name: str) -> Enrolled:
 def load(state_dir: Path) -> Member:
     """Raises ShoalError(UNAUTHENTICATED | STATE_CORRUPT)."""
     path = state_dir / "identity" / _MEMBER
+    complete(path.parent)
     try:
         return Member(**json.loads(path.read_text()))
     except FileNotFoundError as cause:

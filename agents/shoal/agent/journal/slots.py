@@ -62,6 +62,13 @@ class Slots:
         return copy
 
 
+def peek(folder: Path, name: str) -> bytes | None:
+    """The newest verified content, for one who is not the owner; nothing is moved."""
+    copies = (_open(slot, slot.read_bytes()) for slot in _paths(folder, name) if slot.exists())
+    newest = max((copy for copy in copies if copy is not None), key=lambda copy: copy.sequence, default=None)
+    return newest.content if newest else None
+
+
 def unverified(folder: Path, name: str) -> tuple[Path, ...]:
     """Copies that are there and do not verify; nothing is moved."""
     there = (slot for slot in _paths(folder, name) if slot.exists())

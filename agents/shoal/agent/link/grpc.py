@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -28,10 +29,14 @@ class GrpcSession:
         self._call = call
         self._channel = channel
         self._log = log
+        self._leaving: asyncio.Future[None] | None = None
 
     async def send(self, message: FromAgent) -> None:
+        wire = nouns.from_agent_to_wire(message)
+        if (size := wire.ByteSize()) > LINK_BYTES:  # the other end would end the stream without a word
+            raise refuse(Code.TOO_LARGE, f"{size} bytes", f"at most {LINK_BYTES}", "report less at once")
         try:
-            await self._call.write(nouns.from_agent_to_wire(message))
+            await self._call.write(wire)
         except (grpc.RpcError, asyncio.InvalidStateError) as cause:
             raise ShoalError(await _ending(self._call)) from cause
 
@@ -42,6 +47,15 @@ class GrpcSession:
                 return nouns.to_agent_from_wire(message)
             except ShoalError as error:
                 self._log("message_dropped", error=True, refusal=str(error))
+
+    def end(self) -> None:
+        """No more is sent; the coordinator then ends it too, which whoever receives hears. (To cancel the call would
+        cancel whoever waits for it.)"""
+        self._leaving = asyncio.ensure_future(self._say_no_more())
+
+    async def _say_no_more(self) -> None:
+        with suppress(grpc.RpcError, asyncio.InvalidStateError):  # it was over already
+            await self._call.done_writing()
 
     async def close(self) -> None:
         self._call.cancel()
@@ -56,6 +70,12 @@ class GrpcLink:
         self._address = address
         self._clock = clock
         self._log = log
+        self._session: GrpcSession | None = None
+
+    def renewed(self) -> None:
+        """The node's certificate is another one now: the open session ends, and the next one shows it."""
+        if self._session is not None:
+            self._session.end()
 
     async def connect(self, hello: Hello) -> GrpcSession:
         channel = open_channel(self._files, self._address, LINK_BYTES)
@@ -70,7 +90,8 @@ class GrpcLink:
         except BaseException:
             await channel.close(None)
             raise
-        return GrpcSession(welcome, call, channel, self._log)
+        self._session = GrpcSession(welcome, call, channel, self._log)
+        return self._session
 
 
 class GrpcModels:

@@ -1,4 +1,4 @@
-"""`shoal-agent join | run | doctor`, and the front process that `run` starts.
+"""`shoal-agent join | run | doctor | clock`, and the front process that `run` starts.
 
 The only room that knows ports, core and adapters together; each command imports what it alone needs.
 """
@@ -27,8 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from shoal.agent.main.doctor import doctor
 
                 return doctor(given.state_dir, given.coordinator)
+            case "clock":
+                from shoal.agent.main.timekeeper import show
+
+                return show(given.state_dir / "journal", confirmed=given.confirm)
             case _:
-                return _front(given.config)
+                return _front(given.config, given.journal)
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
     except KeyboardInterrupt:
@@ -46,10 +50,16 @@ def _join(state_dir: Path, coordinator: str, token: str, name: str, labels: dict
     return 0
 
 
-def _front(config: Path) -> int:
+def _front(config: Path, journal: Path | None) -> int:
     from shoal.agent.clock import SystemClock
     from shoal.agent.dataplane import main as dataplane
-    from shoal.agent.telemetry import log
+    from shoal.agent.main.timekeeper import followed
+    from shoal.wire import logs
 
-    log.configure("front")
-    return dataplane.run(config, sys.stdin.readline().strip(), SystemClock())
+    logs.configure(process="front")
+    nonce = sys.stdin.readline().strip()
+    if journal is None:
+        clock = SystemClock()
+        return dataplane.run(config, nonce, clock, clock.wall)
+    kept = followed(journal)
+    return dataplane.run(config, nonce, kept, kept.dates_at)

@@ -12,6 +12,7 @@ from shoal.types.device import Role
 from shoal.types.units import SIZE, Bytes, parse_quantity
 
 ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
+LINKS = ("auto", "grpc", "mqtt")
 DEFAULT_STATE = "~/.local/state/shoal/agent"
 
 
@@ -28,11 +29,18 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named."""
+    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named;
+    enrol and mqtt (the region's broker) likewise. link: one of LINKS.
+
+    publisher_keys: folder of the device's own keys, None for none.
+    """
 
     role: Role
     state_dir: Path
     coordinator: str
+    enrol: str
+    link: str
+    mqtt: str
     grpc: Address
     rest: Address
     token: Address
@@ -44,6 +52,7 @@ class Config:
     cpu: bool
     time_scale: float
     cache_quota: Bytes
+    publisher_keys: Path | None = None
 
     def __post_init__(self) -> None:
         hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
@@ -63,7 +72,7 @@ class Config:
 def parser() -> argparse.ArgumentParser:
     """Each option may come as SHOAL_NAME too; the command line wins."""
     top = argparse.ArgumentParser(prog="shoal-agent", description="Shoal on a device: serve models, tell what it can.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor")
+    commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | clock")
 
     join = commands.add_parser("join", help="enrol this machine with a one-time token")
     _option(join, "--coordinator", help="HOST:PORT of the coordinator's enrolment port", required=True)
@@ -75,6 +84,16 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="serve until SIGTERM")
     _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")
     _option(run, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
+    _option(
+        run,
+        "--link",
+        type=_link,
+        default="auto",
+        metavar="|".join(LINKS),
+        help="how to reach the coordinator; auto: gRPC, and MQTT where that does not hold and a broker is known",
+    )
+    _option(run, "--mqtt", default="", help="HOST:PORT of the region's MQTT broker; default: as told on join")
+    _option(run, "--enrol", default="", help="HOST:PORT where certificates are renewed; default: as told on join")
     _option(run, "--grpc", type=_address, default="127.0.0.1:8001", help="HOST:PORT for requests, client certificate")
     _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
     _option(run, "--token-port", type=_address, default="127.0.0.1:8002", help="HOST:PORT for requests, bearer token")
@@ -98,6 +117,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _option(run, "--time-scale", type=_scale, default="1", help="emulated devices answer so many times slower")
     _option(run, "--cache-quota", type=_size, default="4GiB", help="for model bytes on disk")
+    _option(
+        run,
+        "--publisher-keys",
+        type=_folder,
+        metavar="DIR",
+        help="public keys, NAME.pem each: load no model that none of them signed, whatever the region asks",
+    )
 
     for each in (join, run):
         each.add_argument(
@@ -105,13 +131,16 @@ def parser() -> argparse.ArgumentParser:
         )
     doctor = commands.add_parser("doctor", help="check this node, each failure with what fixes it")
     _option(doctor, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
-    for each in (join, run, doctor):
+    clock = commands.add_parser("clock", help="what time this node believes it is")
+    clock.add_argument("--confirm", action="store_true", help="say that this machine's clock is right, after a jump")
+    for each in (join, run, doctor, clock):
         _option(
             each, "--state-dir", type=_folder, default=DEFAULT_STATE, help="identity, journal and cache of this node"
         )
 
     front = commands.add_parser("front")
     front.add_argument("--config", type=Path, required=True)
+    front.add_argument("--journal", type=Path)
     return top
 
 
@@ -121,6 +150,13 @@ def _option(parser: argparse.ArgumentParser, flag: str, **settings: object) -> N
     if given is not None:
         settings |= {"default": given, "required": False}
     parser.add_argument(flag, **settings)  # type: ignore[arg-type]
+
+
+def _link(text: str) -> str:
+    """Also of SHOAL_LINK, which argparse's own choices would not judge."""
+    if text not in LINKS:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not one of {', '.join(LINKS)}")
+    return text
 
 
 def _role(text: str) -> Role:
@@ -167,6 +203,9 @@ def config(parsed: argparse.Namespace) -> Config:
         role=parsed.role,
         state_dir=parsed.state_dir,
         coordinator=parsed.coordinator,
+        enrol=parsed.enrol,
+        link=parsed.link,
+        mqtt=parsed.mqtt,
         grpc=parsed.grpc,
         rest=parsed.rest,
         token=parsed.token_port,
@@ -178,4 +217,5 @@ def config(parsed: argparse.Namespace) -> Config:
         cpu=not parsed.no_cpu,
         time_scale=parsed.time_scale,
         cache_quota=parsed.cache_quota,
+        publisher_keys=parsed.publisher_keys,
     )

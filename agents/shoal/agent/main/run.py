@@ -5,35 +5,38 @@ import json
 import secrets
 import signal
 import sys
-from dataclasses import astuple
 from importlib.metadata import version
-from pathlib import Path
 
 from shoal.agent.cache.directory import DirectoryCache
-from shoal.agent.clock import Floor, SystemClock
+from shoal.agent.cache.publishers import Publishers, load_keys
+from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.identity import enrolment, host
+from shoal.agent.identity.membership import FileMembership
 from shoal.agent.identity.signer import KeySigner
 from shoal.agent.journal.files import FileJournal
-from shoal.agent.journal.slots import Slots
-from shoal.agent.link.credentials import Files
+from shoal.agent.link.choice import ChosenLink, ChosenModels, Models
+from shoal.agent.link.credentials import Files, check_coordinator
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
+from shoal.agent.link.https import HttpsModels
+from shoal.agent.link.mqtt import MqttLink
 from shoal.agent.main.drivers import installed
 from shoal.agent.main.options import Address, Config
-from shoal.agent.ports import DriverOptions, Log
+from shoal.agent.main.timekeeper import Timekeeper
+from shoal.agent.ports import Clock, DriverOptions, Log
 from shoal.agent.supervisor import Settings, Supervisor
-from shoal.agent.telemetry import log as logs
 from shoal.agent.telemetry import metrics
+from shoal.agent.telemetry.log import StructuredLog
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Seconds
+from shoal.wire import logs
 from shoal.wire.identity import Identity
 from shoal.wire.scrape import Guard
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
-FLOOR_EVERY_S = Seconds(60.0)
 READY_POLL_S = Seconds(0.05)
 
 
@@ -49,19 +52,19 @@ def run(config: Config) -> int:
             f"role {config.role}",
             "join with a token for it",
         )
-    logs.configure("supervisor")
+    logs.configure(process="supervisor")
     with enrolment.alone(config.state_dir):
         asyncio.run(_serve(config, member, files, identity))
     return 0
 
 
 async def _serve(config: Config, member: enrolment.Member, files: Files, identity: Identity) -> None:
-    log = logs.StructuredLog(node=identity.name, region=identity.region)
-    coordinator = config.coordinator or member.coordinator
-    floor = _FloorFile(config.state_dir / "journal", log)
-    clock = SystemClock(floor.load())
+    log = StructuredLog(node=identity.name, region=identity.region)
+    timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
+    clock = timekeeper.clock
     journal = FileJournal(config.state_dir / "journal", log)
-    front = FrontProcess(_front_config(config, files, identity), FRONT_COMMAND, clock)
+    command = (*FRONT_COMMAND, "--journal", str(config.state_dir / "journal"))
+    front = FrontProcess(_front_config(config, files, identity), command, clock)
     cache = config.state_dir / "cache"
     workers = ProcessWorkers(
         config.state_dir / "run",
@@ -74,22 +77,34 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
     listening = await front.start()
     guard = Guard(identity.region, files.certificate, files.key, files.ca, clock.wall)
     metrics_port = metrics.serve(str(config.metrics), lambda: supervisor.snapshot, guard)
-    models = GrpcModels(files, coordinator)
+    own_keys = load_keys(config.publisher_keys) if config.publisher_keys is not None else ()
+    publishers = Publishers(config.state_dir / "publishers.json", own_keys, log)
+    link, models = _links(config, member, files, identity, clock, log)
+    membership = FileMembership(
+        config.identity,
+        config.enrol or member.enrol,
+        clock,
+        log,
+        renewed=link.renewed,
+        learned=lambda wall: timekeeper.confirm("enrolment", wall),
+    )
     options = DriverOptions(emulate=config.emulate, time_scale=config.time_scale)
     node = _node(config, member, identity, listening, metrics_port)
     supervisor = Supervisor(
         settings=Settings(),
         node=node,
         drivers=() if config.role is Role.GATEWAY else installed(clock, options, cpu=config.cpu),
-        link=GrpcLink(files, coordinator, clock, log),
+        link=link,
         workers=workers,
         front=front,
         journal=journal,
-        cache=DirectoryCache(cache, models.fetch, log, quota=config.cache_quota),
-        signer=KeySigner(files.key.read_bytes(), region=identity.region, node=identity.name),
+        cache=DirectoryCache(cache, models.fetch, publishers, log, quota=config.cache_quota),
+        signer=KeySigner(files.key, region=identity.region, node=identity.name),
         clock=clock,
         nonce=lambda: secrets.token_hex(16),
         log=log,
+        sightings=timekeeper,
+        membership=membership,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,14 +113,37 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         asyncio.create_task(
             _announce(node, f"{listening.host}:{listening.metrics_port}", supervisor, clock), name="announce"
         ),
-        asyncio.create_task(_keep_floor(floor, clock), name="floor"),
+        asyncio.create_task(membership.run(), name="membership"),
+        asyncio.create_task(timekeeper.keep(node.name, supervisor.tell), name="time"),
     ]
     try:
         await supervisor.run()
     finally:
         for task in beside:
             task.cancel()
-        floor.save(clock.floor())
+        timekeeper.save()
+
+
+def _links(
+    config: Config, member: enrolment.Member, files: Files, identity: Identity, clock: Clock, log: Log
+) -> tuple[GrpcLink | MqttLink | ChosenLink, Models]:
+    """The link, and where models come from. Raises ShoalError(FIELD_INVALID)."""
+    coordinator, broker = config.coordinator or member.coordinator, config.mqtt or member.mqtt
+    grpc, grpc_models = GrpcLink(files, coordinator, clock, log), GrpcModels(files, coordinator)
+    if config.link == "grpc" or (config.link == "auto" and not broker):
+        return grpc, grpc_models
+    if not broker:
+        raise refuse(Code.FIELD_INVALID, "--link mqtt without a broker", "--mqtt HOST:PORT", "say where the broker is")
+    mqtt = MqttLink(files, broker, clock, log)
+    mqtt_models = HttpsModels(files, lambda: mqtt.models_address, clock)
+    if config.link == "mqtt":
+        return mqtt, mqtt_models
+
+    async def looks() -> bool:
+        return await check_coordinator(files, coordinator, clock.wall()) is None
+
+    chosen = ChosenLink(identity.name, grpc, mqtt, looks, clock, log)
+    return chosen, ChosenModels(chosen, grpc_models, mqtt_models)
 
 
 def _front_config(config: Config, files: Files, identity: Identity) -> FrontConfig:
@@ -162,31 +200,3 @@ async def _announce(node: Node, front_metrics: str, supervisor: Supervisor, cloc
         "front_metrics": front_metrics,
     }
     print(json.dumps(line), flush=True)
-
-
-class _FloorFile:
-    """The clock's floor on disk."""
-
-    def __init__(self, folder: Path, log: Log) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._log = log
-        self._slots = Slots(folder, "clock", lambda aside: log("state_corrupt", error=True, found=aside.name))
-
-    def load(self) -> Floor | None:
-        content = self._slots.load()
-        if content is None:
-            return None
-        elapsed, wall = json.loads(content)
-        return Floor(Elapsed(elapsed), Wall(wall))
-
-    def save(self, floor: Floor) -> None:
-        try:
-            self._slots.save(json.dumps(astuple(floor)).encode())
-        except OSError as error:
-            self._log("floor_not_saved", error=True, reason=str(error))
-
-
-async def _keep_floor(floor: _FloorFile, clock: SystemClock) -> None:
-    while True:
-        await asyncio.to_thread(floor.save, clock.floor())
-        await clock.sleep(FLOOR_EVERY_S)

@@ -5,7 +5,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import ml_dtypes
@@ -18,6 +18,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
 
 ort.disable_telemetry_events()
+ort.set_default_logger_severity(4)
 
 _BFLOAT16: Final = 16
 """onnx.TensorProto.BFLOAT16"""
@@ -95,12 +96,25 @@ def open_engine(data: bytes, provider: str, threads: int) -> Engine:
         raise ShoalError(_load_refusal(error)) from error
 
 
+def show_only(device: str) -> None:
+    """Of several NVIDIA devices, or the MIG instances of one, the runtime sees this one, as its device 0.
+
+    device: a uuid; empty for devices of other kinds. CUDA reads the variable when it starts, with the first session:
+    later ones of a process are of the same device, as the pool sees to.
+    Source: CUDA C++ Programming Guide, environment variables, CUDA_VISIBLE_DEVICES.
+    """
+    if device:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+
+
 def session_options(threads: int) -> ort.SessionOptions:
-    """Of every session: this many threads a run, which sleep while they wait, and no chatter."""
+    """Of every session: this many threads a run, which sleep while they wait, and no chatter.
+
+    What goes wrong is in the exception; the runtime's own lines would repeat it in colours, with the model's names."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
@@ -118,12 +132,7 @@ def generate(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
     shapes: of inputs with dynamic axes; an axis that is not given is 1.
     """
     feeds: dict[str, Array] = {}
-    for spec in inputs:
-        given = shapes.get(spec.name, ())
-        shape = tuple(
-            dim if dim >= 0 else (given[axis] if axis < len(given) else 1)
-            for axis, dim in enumerate(spec.shape or given)
-        )
+    for spec, shape in reference_shapes(inputs, shapes):
         dtype = DATATYPES[spec.dtype].dtype
         if dtype == np.object_:
             feeds[spec.name] = np.full(shape, "a", dtype=np.object_)
@@ -135,6 +144,21 @@ def generate(inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
             golden = np.arange(math.prod(shape), dtype=np.float64) * 0.6180339887498949
             feeds[spec.name] = (golden % 1).reshape(shape).astype(dtype)
     return feeds
+
+
+def reference_shapes(
+    inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[TensorSpec, tuple[int, ...]]]:
+    """Each input with its shape; a dynamic axis is as `shapes` says, else 1."""
+    for spec in inputs:
+        given = shapes.get(spec.name, ())
+        yield (
+            spec,
+            tuple(
+                dim if dim >= 0 else (given[axis] if axis < len(given) else 1)
+                for axis, dim in enumerate(spec.shape or given)
+            ),
+        )
 
 
 def warm_up(

@@ -7,11 +7,12 @@ supervisor and its front, and ends by itself when neither has been connected for
 import argparse
 import asyncio
 import faulthandler
-import logging
 import mmap
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -19,8 +20,11 @@ import structlog
 from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
 from shoal.agent.worker.process import BUSY_BYTES
+from shoal.wire import logs
 
 ORPHAN_AFTER_S = 60.0
+
+_log = structlog.get_logger(__name__)
 
 
 def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_AFTER_S) -> None:
@@ -29,11 +33,7 @@ def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_A
 
     models: the folder of what it will be told to load.
     """
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-    )
+    logs.configure(process="worker")
     with socket.with_suffix(".crash").open("w") as crash, socket.with_suffix(".busy").open("w+b") as file:
         file.truncate(BUSY_BYTES)
         busy = mmap.mmap(file.fileno(), BUSY_BYTES)
@@ -46,7 +46,8 @@ def run(socket: Path, models: Path, nonce: str, orphan_after_s: float = ORPHAN_A
 
 
 async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap) -> None:
-    from shoal.agent.worker.service import Service  # the runtime: threads, so only after isolation
+    with _told():
+        from shoal.agent.worker.service import Service  # the runtime: threads, so only after isolation
 
     service = Service(busy)
     server = FrameServer(path, nonce, service.handlers())
@@ -64,6 +65,22 @@ async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap)
         await asyncio.wait([stop], timeout=min(1.0, orphan_after_s / 4))
     stop.cancel()
     await server.close()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What native code writes on standard error meanwhile becomes events: the runtime warns in colours as it loads."""
+    own, held = os.dup(2), os.memfd_create("stderr")
+    os.dup2(held, 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+        os.lseek(held, 0, os.SEEK_SET)
+        with os.fdopen(held, errors="replace") as lines:
+            for line in lines:
+                _log.warning("runtime_says", text=line.rstrip("\n"))
 
 
 def _say_ready() -> None:

@@ -1,5 +1,6 @@
 """What supervisor and worker say to each other, as values, and their JSON form for a frame's payload."""
 
+import base64
 import json
 import types
 import typing
@@ -62,6 +63,8 @@ class LoadOrder:
     pace: Pace | None
     slots: tuple[str, ...]
     meters: Meters
+    visible: str = ""
+    """The uuid of the one NVIDIA device, or MIG instance, that the process may see; empty: a device of another kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class ProbeOrder:
     meters: Meters
     cores: int
     budget_s: float
+    visible: str = ""
+    """As in LoadOrder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,14 @@ class WorkerReport:
 
 
 def pack(noun: Any) -> bytes:
-    """A frozen dataclass as JSON; NaN stays NaN (both ends are Python's json)."""
-    return json.dumps(asdict(noun), separators=(",", ":")).encode()
+    """A frozen dataclass as JSON; NaN stays NaN (both ends are Python's json), bytes are base64."""
+    return json.dumps(asdict(noun), separators=(",", ":"), default=_text).encode()
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+    return base64.b64encode(value).decode()
 
 
 def unpack(kind: type[T], payload: bytes) -> T:
@@ -154,6 +165,8 @@ def _read(kind: Any, value: Any) -> Any:
         hints = typing.get_type_hints(kind)
         values = {field.name: _read(hints[field.name], value[field.name]) for field in fields(kind)}
         return typing.cast(Any, kind)(**values)
+    if kind is bytes:
+        return base64.b64decode(value, validate=True)
     if issubclass(kind, Enum):
         return kind(value)
     if issubclass(kind, tuple):

@@ -55,7 +55,8 @@ _SPARE_RETRY_S: Final = 2.0
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """memory_floor, memory_slack: a worker may map floor + slack x what its assignment commits, since it maps more than
-    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed.
+    what becomes resident. stuck_after_s: a worker that does not even say how it is for so long is killed, and one
+    that does nothing at all meanwhile (it was stopped, or its threads wait for each other) much sooner.
     share_at_most, share_bytes: how many models may share a worker, and what may be committed for them together."""
 
     spare: bool = True
@@ -343,12 +344,15 @@ class ProcessWorkers:
         client = process.client
         assert client is not None
         now = asyncio.get_running_loop().time()
+        before = process.used_s()
         try:
             report = unpack(WorkerReport, (await client.call("status", timeout=_STATUS_S)).payload)
         except ShoalError:
             process.silent_since = process.silent_since or now
-            if now - process.silent_since >= self._options.stuck_after_s and not process.gone.is_set():
-                found = f"silent for {now - process.silent_since:.0f}s"
+            silent_s = asyncio.get_running_loop().time() - process.silent_since
+            still = silent_s >= _STATUS_S and process.rests() and process.used_s() == before
+            if (still or silent_s >= self._options.stuck_after_s) and not process.gone.is_set():
+                found = f"silent for {silent_s:.0f}s{', and used no processor' if still else ''}"
                 process.verdict = Refusal(Code.WORKER_STUCK, found, "its status", "the assignment is loaded again")
                 self._end(process)
             return
@@ -419,6 +423,7 @@ class ProcessWorkers:
             pace=self._pace(device.name),
             slots=tuple(slots) if device.emulated else (),
             meters=_meters(device),
+            visible=_cuda_uuid(device),
         )
 
     def _profiled(self, device: Device) -> Probed:
@@ -433,7 +438,9 @@ class ProcessWorkers:
         process = await self._take_spare()
         try:
             assert process.client is not None
-            order = ProbeOrder(device.provider, _meters(device), device.parallelism, self._options.probe_s)
+            order = ProbeOrder(
+                device.provider, _meters(device), device.parallelism, self._options.probe_s, _cuda_uuid(device)
+            )
             reply = await process.client.call("probe", pack(order), timeout=3 * self._options.probe_s)
             return unpack(Probed, reply.payload)
         except ConnectionLost as error:
@@ -488,4 +495,8 @@ def _ready(status: WorkerStatus) -> WorkerReady | None:
 def _meters(device: Device) -> Meters:
     """Where the driver found the device's energy counters."""
     rapl = device.attributes.get("energy_counters", "").split()
-    return Meters(tuple(rapl), device.attributes.get("uuid", "") if device.provider == "CUDAExecutionProvider" else "")
+    return Meters(tuple(rapl), _cuda_uuid(device))
+
+
+def _cuda_uuid(device: Device) -> str:
+    return device.attributes.get("uuid", "") if device.provider == "CUDAExecutionProvider" else ""

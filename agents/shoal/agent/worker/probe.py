@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 from shoal.agent.worker.energy import energy_of, idle_watts
-from shoal.agent.worker.engine import session_options
+from shoal.agent.worker.engine import session_options, show_only
 from shoal.agent.worker.messages import Probed, ProbeOrder
 from shoal.types.codes import Code, refuse
 from shoal.types.receipt import Rates
@@ -28,27 +28,30 @@ _BLOCK: Final = 4096
 """Floats in one unit of the two memory graphs."""
 _CHAIN: Final = 65
 _LOAD_ELEMENTS: Final = 2**22
-_DTYPES: Final = {"fp32": np.float32, "fp16": np.float16, "int8": np.uint8}
+_DTYPES: Final = {"fp32": np.float32, "fp16": np.float16, "int8": np.uint8, "fp64": np.float64}
 _ENOUGH_S: Final = 4e-3
 _LARGEST: Final = 4096
 _FEWEST_RUNS: Final = 5
 _MOST_RUNS: Final = 50
-_SERIES: Final = 12
+_SERIES: Final = 14
 
 
 def probe(order: ProbeOrder) -> Probed:
     """Raises ShoalError(RUNTIME_FAILED) when the provider cannot even run the plainest graphs."""
     began = time.perf_counter()
+    show_only(order.visible)
     idle_w = idle_watts(order.meters, order.cores)
     energy = energy_of(order.meters, 1)
     busy_from = time.perf_counter()
     bench = _Bench(order.provider, series_s=0.6 * order.budget_s / _SERIES)
     try:
         matmul, conv = {}, {}
-        for precision in ("fp32", "fp16", "int8"):
-            if precision == "fp32" or bench.runs(f"matmul_{precision}", (1, _WIDTH), precision):
-                matmul[precision] = bench.rate(f"matmul_{precision}", (1, _WIDTH), _MATMUL_FLOPS, precision)
-                conv[precision] = bench.rate(f"conv_{precision}", (1, _CHANNELS, _SIDE, _SIDE), _CONV_FLOPS, precision)
+        for precision in _DTYPES:
+            product, layer = f"matmul_{precision}", f"conv_{precision}"
+            if precision == "fp32" or bench.runs(product, (1, _WIDTH), precision):
+                matmul[precision] = bench.rate(product, (1, _WIDTH), _MATMUL_FLOPS, precision)
+            if precision == "fp32" or bench.runs(layer, (1, _CHANNELS, _SIDE, _SIDE), precision):
+                conv[precision] = bench.rate(layer, (1, _CHANNELS, _SIDE, _SIDE), _CONV_FLOPS, precision)
         elementwise = bench.rate("elementwise", (_BLOCK,), 2 * 4.0 * _BLOCK)
         copy = bench.rate("copy", (_BLOCK,), 4 * 4.0 * _BLOCK)
         launch = median(bench.times("launch", (1,)))

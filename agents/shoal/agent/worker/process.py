@@ -13,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from shoal.agent.frames import FrameClient, Push
+from shoal.agent.frames import FrameClient, Push, start_time
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire.private import write_private
 
 _OWN_SIGNALS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
@@ -26,6 +27,7 @@ _KEPT_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
 """What of the supervisor's environment a worker sees; it may hold secrets."""
 _CALL: Final = re.compile(r'File "(?:[^"]*/)?([^"/]+)", line (\d+)')
 _CALLS: Final = 4
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class WorkerProcess:
@@ -135,10 +137,7 @@ class WorkerProcess:
             "nonce": self.nonce,
             "assignments": [json.loads(pack(one)) for one in self.assignments.values()],
         }
-        draft = self._record.with_suffix(".new")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(told, file)
-        draft.replace(self._record)
+        write_private(self._record, json.dumps(told).encode(), durable=False)
 
     async def end(self) -> None:
         """Kills it, waits until it is gone, removes its files."""
@@ -169,6 +168,23 @@ class WorkerProcess:
         """(whether it fell by its own fault, why it is gone). oom: the kernel killed for memory meanwhile."""
         stack = self._crash.read_text(errors="replace") if self._crash.exists() else ""
         return judge_exit(self.returncode, brief_stack(stack), oom=oom)
+
+    def used_s(self) -> float:
+        """Processor time so far; 0 once it is gone."""
+        fields = self._stat()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
+
+    def rests(self) -> bool:
+        """It was stopped, or waits for something other than a processor or a disk."""
+        fields = self._stat()
+        return bool(fields) and fields[0] in "STt"
+
+    def _stat(self) -> list[str]:
+        """What /proc/PID/stat says after the name."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return []
 
     def busy(self) -> frozenset[str]:
         """Assignments with requests in flight, as the process itself last noted: it can be read after its end."""
@@ -258,11 +274,6 @@ EXIT_STUCK: Final = 75
 """What a worker exits with when a run cannot be stopped."""
 
 
-def start_time(pid: int) -> int:
-    """In clock ticks since boot: with the pid, names one process for ever. Raises OSError when there is none."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-
 def oom_kills() -> int:
     """Processes that the kernel killed for memory since boot."""
     for line in Path("/proc/vmstat").read_text().splitlines():
@@ -272,5 +283,5 @@ def oom_kills() -> int:
 
 
 def _remove(record: Path) -> None:
-    for suffix in (".json", ".sock", ".log", ".crash", ".busy", ".new"):
+    for suffix in (".json", ".sock", ".log", ".crash", ".busy"):
         record.with_suffix(suffix).unlink(missing_ok=True)

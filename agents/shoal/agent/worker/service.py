@@ -23,10 +23,19 @@ from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Pace
 from shoal.agent.worker import isolation
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
-from shoal.agent.worker.engine import Engine, open_engine, read_verified, run_options, warm_up
+from shoal.agent.worker.engine import (
+    Engine,
+    open_engine,
+    read_verified,
+    reference_shapes,
+    run_options,
+    show_only,
+    warm_up,
+)
 from shoal.agent.worker.messages import Loaded, LoadOrder, ProbeOrder, State, WorkerReport, WorkerStatus, pack, unpack
 from shoal.agent.worker.metering import Metering
 from shoal.agent.worker.pace import device_seconds, elements, turn
+from shoal.agent.worker.patience import Patience
 from shoal.agent.worker.probe import probe
 from shoal.agent.worker.process import EXIT_STUCK
 from shoal.agent.worker.tensors import decode, encode, requested
@@ -40,8 +49,7 @@ _log = structlog.get_logger(__name__)
 
 MAX_RUN_S: Final = 300.0
 """The longest any request may take, whatever deadline it brings."""
-STUCK_S: Final = 10.0
-"""A run that goes on for this long after it was told to terminate ends the process."""
+WATCH_EVERY_S: Final = 0.1
 _WARM_RUNS: Final = 5
 _WARM_BUDGET_S: Final = 1.0
 _CLIENTS_FAULT: Final = frozenset({Code.INVALID_ARGUMENT, Code.TOO_LARGE, Code.UNIMPLEMENTED, Code.CANCELLED})
@@ -58,6 +66,10 @@ class _Job:
         self.options = run_options()
         self.ended = threading.Event()
         """The caller is gone, or its deadline."""
+        self.running: tuple[float, int] | None = None
+        """Since when it is in the runtime, and its size in elements. Written by the runner's thread."""
+        self.stuck = False
+        """It ran for longer than anybody should have to wait, and was told to terminate."""
 
     def end(self) -> None:
         self.ended.set()
@@ -65,7 +77,11 @@ class _Job:
 
 
 class Replica:
-    """A loaded model and its runners. changed: called when it gets busy or idle."""
+    """A loaded model and its runners. changed: called when it gets busy or idle.
+
+    Runs are watched: one that takes too long is told to terminate, and when it does not obey the process ends, since
+    nothing else stops an operator. That is no fault of the other requests here: they are retried elsewhere.
+    """
 
     def __init__(self, order: LoadOrder, engine: Engine, loaded: Loaded, changed: Callable[[], None]) -> None:
         self.loaded = loaded
@@ -75,6 +91,9 @@ class Replica:
         self._order = order
         self._engine = engine
         self._scale = order.pace.time_scale if order.pace else 1.0
+        reference = {spec.name: shape for spec, shape in reference_shapes(engine.inputs, order.work.shapes)}
+        self._patience = Patience(elements(reference), loaded.measured.latency_p95_s * self._scale)
+        self._watching = False
         self._runners = ThreadPoolExecutor(order.runners, thread_name_prefix="run")
         self._clock = asyncio.get_running_loop().time
 
@@ -96,6 +115,8 @@ class Replica:
         self._jobs[future] = job
         if len(self._jobs) == 1:
             self._changed()
+        if not self._watching:
+            self._watch()
         future.add_done_callback(self._finished)
         try:
             async with asyncio.timeout_at(deadline):
@@ -116,7 +137,27 @@ class Replica:
     def _end(self, future: asyncio.Future[bytes], job: _Job) -> None:
         job.end()
         future.add_done_callback(lambda done: done.exception())
-        asyncio.get_running_loop().call_later(STUCK_S, _exit_if_stuck, future)
+
+    def _watch(self) -> None:
+        """While requests are inside."""
+        self._watching = bool(self._jobs)
+        if not self._watching:
+            return
+        now = self._clock()
+        for job in self._jobs.values():
+            running = job.running
+            if running is None:
+                continue
+            since, size = running
+            limit_s = self._patience.limit_s(size)
+            if now - since >= limit_s and not job.stuck:
+                _log.warning("run_too_long", assignment=self._order.assignment, seconds=round(now - since, 3))
+                job.stuck = True
+                job.options.terminate = True
+            elif now - since >= limit_s + self._patience.grace_s(size):
+                _log.error("worker_stuck", assignment=self._order.assignment, seconds=round(now - since, 3))
+                os._exit(EXIT_STUCK)
+        asyncio.get_running_loop().call_later(WATCH_EVERY_S, self._watch)
 
     def _finished(self, future: asyncio.Future[bytes]) -> None:
         del self._jobs[future]
@@ -132,16 +173,24 @@ class Replica:
             request = oip.ModelInferRequest.FromString(job.payload)
             feeds = decode(request, self._engine.inputs, self._order.max_request_bytes)
             names = requested(request, self._engine.outputs)
+            shapes = {name: feed.shape for name, feed in feeds.items()}
+            size = elements(shapes)
             with turn(self._order.slots):
                 start = time.perf_counter()
-                outputs = self._engine.run(feeds, names, job.options)
+                job.running = self._clock(), size
+                try:
+                    outputs = self._engine.run(feeds, names, job.options)
+                finally:
+                    job.running = None
                 real_s = time.perf_counter() - start
-                busy_s, missed = self._keep_pace(job, real_s, {name: feed.shape for name, feed in feeds.items()})
+                self._patience.ran(size, real_s)
+                busy_s, missed = self._keep_pace(job, real_s, shapes)
             answer = encode(request, outputs).SerializeToString()
         except ShoalError as error:
-            code = Code.DEADLINE_EXCEEDED if job.ended.is_set() else error.code
+            found = self._too_long() if job.stuck else error
+            code = Code.DEADLINE_EXCEEDED if job.ended.is_set() else found.code
             self.metering.failed(job.origin, busy_s, ours=code not in _CLIENTS_FAULT)
-            raise
+            raise found from error
         except Exception as error:
             self.metering.failed(job.origin, busy_s, ours=False)
             found = f"{type(error).__name__}: {error}"[:300]
@@ -149,6 +198,14 @@ class Replica:
         latency_s = (self._clock() - job.arrived) / self._scale
         self.metering.answered(job.origin, latency_s, busy_s, pace_missed=missed)
         return answer
+
+    def _too_long(self) -> ShoalError:
+        return refuse(
+            Code.WORKER_STUCK,
+            f"a run of {self._order.assignment} went on for much longer than any before",
+            "an end to it",
+            "it was terminated; it is tried once more elsewhere",
+        )
 
     def _keep_pace(self, job: _Job, real_s: float, shapes: dict[str, tuple[int, ...]]) -> tuple[float, bool]:
         """(seconds the device was busy, in its own time; whether the real run was later than its pace)."""
@@ -206,6 +263,7 @@ class Service:
             "unload": self._unload,
             "status": self._status,
             "infer": self._infer,
+            "ping": self._ping,
             "metadata": self._metadata,
             "probe": self._probe,
             "stop": self._stop,
@@ -280,6 +338,9 @@ class Service:
     async def _infer(self, message: Message) -> Message:
         return await self._ready(message).infer(message)
 
+    async def _ping(self, _: Message) -> Message:
+        return Message("pong")
+
     async def _probe(self, message: Message) -> Message:
         if self._held:
             raise self._occupied("probe in a spare worker")
@@ -325,6 +386,7 @@ def _open(order: LoadOrder) -> Engine:
     """Beside serving, so at low priority; but threads that the runtime starts would keep that for ever."""
 
     def work() -> Engine:
+        show_only(order.visible)
         return open_engine(read_verified(order.path, order.digest), order.provider, order.threads)
 
     return isolation.at_low_priority(work) if order.threads == 1 else work()
@@ -374,9 +436,3 @@ def _late() -> ShoalError:
     return refuse(
         Code.DEADLINE_EXCEEDED, "the request's time is over", "an answer before its deadline", "allow more time"
     )
-
-
-def _exit_if_stuck(future: "asyncio.Future[bytes]") -> None:
-    if not future.done():
-        _log.error("worker_stuck", seconds=STUCK_S)
-        os._exit(EXIT_STUCK)

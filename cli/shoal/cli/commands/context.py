@@ -7,7 +7,8 @@ import click
 
 from shoal.cli.options import output
 from shoal.cli.render.output import emit, line, table
-from shoal.client import Context, Contexts
+from shoal.cli.render.resources import when
+from shoal.client import Context, Contexts, renew_context
 from shoal.wire.enrol import redeem
 from shoal.wire.identity import identity_of_pem
 
@@ -73,8 +74,22 @@ def login(coordinator: str, token: str, as_: str, name: str) -> None:
     name = name or enrolled.region
     folder = contexts.folder / name
     enrolled.write(folder)
-    contexts.save(Context(name, enrolled.region, enrolled.api_address or enrolled.link_address, str(folder)))
+    address = enrolled.api_address or enrolled.link_address
+    contexts.save(Context(name, enrolled.region, address, str(folder), enrolment=enrolled.enrol_address))
     line(f"logged in to region {enrolled.region} as {enrolled.role} {enrolled.name}")
+
+
+@context.command(name="renew")
+@click.argument("name", default="")
+def renew_(name: str) -> None:
+    """Get a new certificate for NAME now. [default: the context in use]
+
+    Commands do this by themselves when two thirds of its life are over. A certificate that ended may be renewed for 90
+    days; one whose CA was followed by another, too.
+    """
+    found = Contexts().get(name)
+    renewed = renew_context(found)
+    line(f"{found.name} is good until {when(identity_of_pem(renewed.certificate_pem).not_after)}")
 
 
 @context.command()

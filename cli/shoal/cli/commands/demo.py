@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.commands.dev import show_up
+from shoal.cli.commands.dev import link, show_up
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.plan import show_plan
 from shoal.cli.render.resources import show
@@ -48,7 +48,8 @@ class _Silent(_Told):
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else.")
 @click.option("--keep", is_flag=True, help="Leave the region running, as `shoal dev up` would.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="With --keep: where its state lies.")
-def demo(as_json: bool, keep: bool, data_dir: Path | None) -> None:
+@link
+def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
     """A region of four agents reads a page, moves the work for energy's sake, and loses a machine under load.
 
     Real models, real input, real processes; the accelerators are emulated and say so. Status 1 when an expectation
@@ -60,7 +61,7 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as scratch:
         # Its own contexts and state, so that a demo disturbs nothing that the user has.
         control = Control(data_dir) if keep else Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
-        story = Demo(control, _Silent() if as_json else _Told())
+        story = Demo(control, _Silent() if as_json else _Told(), link)
         try:
             report = story.run()
         finally:
@@ -74,7 +75,7 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None) -> None:
         seconds = ", ".join(f"{name} {value:g}s" for name, value in report.seconds.items())
         line(f"{len(report.checks) - len(failed)} expectations held, {len(failed)} failed  ({seconds})", "bold")
         if keep:
-            show_up(control.up(4, lambda text: None))
+            show_up(control.up(4, lambda text: None, link=link))
         else:
             line("everything is stopped and nothing is left behind")
     if not report.ok:

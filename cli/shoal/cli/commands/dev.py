@@ -8,7 +8,7 @@ from shoal.cli.options import output
 from shoal.cli.render.output import emit, line, table
 from shoal.devstack import layout
 from shoal.devstack.control import Control, Up
-from shoal.devstack.keeper import NOT_YET, VERBS
+from shoal.devstack.keeper import LASTING, VERBS
 from shoal.types.codes import Code, refuse
 
 _folder = click.option(
@@ -17,6 +17,14 @@ _folder = click.option(
     default=None,
     envvar="SHOAL_DEV_DIR",
     help="Where its state, logs and client files lie. [default: the user's state folder]",
+)
+
+link = click.option(
+    "--link",
+    type=click.Choice(["grpc", "mqtt"]),
+    default="grpc",
+    show_default=True,
+    help="What carries the agents' links; mqtt starts this machine's Mosquitto.",
 )
 
 
@@ -34,7 +42,7 @@ def dev() -> None:
 @click.option("--regions", default=1, show_default=True, help="More than one comes with the federation.")
 @click.option("--federation-replicas", default=0, show_default=True, help="Comes with the federation.")
 @click.option("--store", type=click.Choice(["sqlite", "etcd"]), default="sqlite", show_default=True)
-@click.option("--link", type=click.Choice(["grpc", "mqtt"]), default="grpc", show_default=True)
+@link
 def up(
     data_dir: Path | None, agents: int, name: str, regions: int, federation_replicas: int, store: str, link: str
 ) -> None:
@@ -43,16 +51,16 @@ def up(
         ("--regions 1", regions == 1),
         ("--federation-replicas 0", federation_replicas == 0),
         ("--store sqlite", store == "sqlite"),
-        ("--link grpc", link == "grpc"),
     ):
         if not given:
             raise refuse(Code.NOT_SUPPORTED_YET, "not in this release", asked, "leave the option out")
-    show_up(Control(data_dir).up(agents, lambda text: line(f"  {text}", "dim"), region=name))
+    show_up(Control(data_dir).up(agents, lambda text: line(f"  {text}", "dim"), region=name, link=link))
 
 
 def show_up(found: Up) -> None:
     """What a person needs next: addresses and the client's files."""
-    line(f"up: region {found.stack.region}, {len(found.stack.agents)} agents, data in {found.folder}")
+    stack = found.stack
+    line(f"up: region {stack.region}, {len(stack.agents)} agents on {stack.link} links, data in {found.folder}")
     if found.stack.time_scale != 1:
         line(f"emulated devices run {found.stack.time_scale:g} times slower than the real ones")
     gateway = found.stack.gateways[0].addresses
@@ -74,7 +82,16 @@ def status(data_dir: Path | None, output: str) -> None:
     if output in ("json", "yaml"):
         stack = layout.load(control.folder)
         gateways = [dict(gateway.addresses) for gateway in stack.gateways]
-        emit({"region": stack.region, "time_scale": stack.time_scale, "gateways": gateways, "processes": rows}, output)
+        emit(
+            {
+                "region": stack.region,
+                "link": stack.link,
+                "time_scale": stack.time_scale,
+                "gateways": gateways,
+                "processes": rows,
+            },
+            output,
+        )
         return
     columns = ["NAME", "ROLE", "REGION", "PID", "STATE", "EMULATES", "ADDRESSES"] + (
         ["DATA"] if output == "wide" else []
@@ -87,7 +104,7 @@ def status(data_dir: Path | None, output: str) -> None:
                 row["role"],
                 row["region"],
                 str(row["pid"] or "-"),
-                row["state"],
+                ", ".join((row["state"], *row["broken"])),
                 row["profile"] or "-",
                 " ".join(f"{use}={address}" for use, address in row["ports"].items()),
                 row["data_dir"],
@@ -109,15 +126,21 @@ def down(data_dir: Path | None, purge: bool) -> None:
     line("down" + (", and purged" if purge else ""))
 
 
-@dev.command(name="break")
+@dev.command(name="break", epilog="\b\n" + "\n".join(f"{verb:8}{what}" for verb, what in VERBS.items()))
 @_folder
 @click.argument("name", metavar="NAME[/front|/worker|/supervisor]")
-@click.argument("verb", type=click.Choice([*VERBS, *NOT_YET]))
+@click.argument("verb", type=click.Choice([*VERBS]))
 def break_(data_dir: Path | None, name: str, verb: str) -> None:
-    """Hurt one part on purpose.
+    """Hurt one part on purpose, or mend it.
 
     A bare NAME is a machine: `kill` takes all of its processes at once and it stays dead until `resume`. With a part,
     only those processes are hit, and whoever is in charge brings them back.
+
+    `cut`, `slow` and `fill` last until `heal`; `shoal dev status` shows them. What you send to the machine's own ports
+    still gets there: you sit at its console.
     """
     hit = Control(data_dir).hurt(name, verb)
-    line(f"{verb} {name}: " + (f"pids {', '.join(map(str, hit))}" if hit else "started again"))
+    if verb == "heal" or verb in LASTING:
+        line(f"{verb} {name}: {VERBS[verb]}")
+    else:
+        line(f"{verb} {name}: " + (f"pids {', '.join(map(str, hit))}" if hit else "started again"))

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import click
 
+from shoal.cli.commands.signing import key, sign, verify
+from shoal.cli.modelfiles import model_name, signature_of
 from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.progress import bytes_progress
-from shoal.cli.render.resources import rows_of, show, show_profile
+from shoal.cli.render.resources import rows_of, show, show_profile, signer
 from shoal.types.codes import Code, refuse
 
 
@@ -42,24 +44,26 @@ def inspect(model: str, context: str, region: str, output: str) -> None:
 @model.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", default="", help="Name for use as a workload's source. [default: the file's, without .onnx]")
+@click.option(
+    "--signature",
+    "-s",
+    type=click.Path(path_type=Path),
+    help="An OpenSSF model signature. [default: FILE.sig if it is there]",
+)
 @connection
 @output
-def push(file: Path, name: str, context: str, region: str, output: str) -> None:
-    """Send FILE (.onnx) to the region. It is inspected in a sandbox before it is stored."""
+def push(file: Path, name: str, signature: Path | None, context: str, region: str, output: str) -> None:
+    """Send FILE (.onnx) to the region: its signature is verified, it is inspected in a sandbox, then stored."""
     if not file.is_file():
         raise refuse(Code.SOURCE_UNREACHABLE, f"no file {file}", "an .onnx file", "correct the path")
+    signed = signature_of(file, signature)
     with connected(context, region) as api, bytes_progress(f"push {file.name}", file.stat().st_size) as progress:
-        reply = api.push(file, name or model_name(file), progress)
+        reply = api.push(file, name or model_name(file), progress, signature=signed)
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
     else:
-        line(f"{reply.model.name}  {reply.model.digest}" + ("  (was there)" if reply.existed else ""))
-
-
-def model_name(file: Path) -> str:
-    """A lawful name out of a file's."""
-    text = "".join(char if char.isascii() and char.isalnum() else "-" for char in file.stem.lower())
-    return "-".join(part for part in text.split("-") if part)[:63]
+        signers = "".join(f"  signed by {signer(one)}" for one in reply.model.signatures)
+        line(f"{reply.model.name}  {reply.model.digest}" + ("  (was there)" if reply.existed else "") + signers)
 
 
 @model.command()
@@ -83,3 +87,21 @@ def rm(name: str, context: str, region: str) -> None:
     with connected(context, region) as api:
         reply = api.remove_model(name)
     line(f"removed {name}" + ("" if reply.bytes_removed else "; other names keep its bytes"))
+
+
+@model.command()
+@click.argument("name")
+@click.option("--allow", type=click.IntRange(1), metavar="VERSION", help="Let this older signed version back.")
+@connection
+def clear(name: str, allow: int | None, context: str, region: str) -> None:
+    """Forget what is held against a model: that it is poisoned, or (--allow) that a newer signed version was seen."""
+    with connected(context, region) as api:
+        cleared = api.clear_model(name, allow or 0).cleared
+    if allow is not None:
+        line(f"{name} version {allow} may run again, until a newer one than the newest is pushed")
+    else:
+        line("\n".join(f"may be tried again: {each}" for each in cleared) or f"nothing is held against {name}")
+
+
+for command in (sign, verify, key):
+    model.add_command(command)

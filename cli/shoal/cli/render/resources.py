@@ -75,6 +75,12 @@ def show_profile(model: artifacts_pb2.Model) -> None:
     if profile.reference_shapes:
         shapes = ", ".join(f"{name} {_shape(shape.dims)}" for name, shape in sorted(profile.reference_shapes.items()))
         line(f"counted at {shapes}", "dim")
+    for signature in model.signatures:
+        line(
+            f"signed by {signer(signature)}"
+            if signature.key
+            else f"signature does not count: {reason(signature.refusal)}"
+        )
     table(
         ["", "NAME", "TYPE", "SHAPE"],
         [
@@ -90,6 +96,13 @@ def show_profile(model: artifacts_pb2.Model) -> None:
             for cost in sorted(profile.costs, key=lambda cost: -cost.flops)
         ],
     )
+
+
+def signer(signature: artifacts_pb2.ModelSignature) -> str:
+    """Key, model and version of a signature that counts; empty of one that does not."""
+    version = f" v{signature.version}" if signature.version else ""
+    ends = f" until {when(signature.expires_at)}" if signature.expires_at else ""
+    return f"{signature.key} ({signature.model}{version}{ends})" if signature.key else ""
 
 
 def _shape(dims: Sequence[int]) -> str:
@@ -127,8 +140,16 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("ROLE", lambda row: row.node.role),
         (
             "LIVENESS",
-            lambda row: (
-                row.liveness + (", cordoned" if row.cordoned else "") + (", quarantined" if row.quarantined else "")
+            lambda row: ", ".join(
+                word
+                for word, holds in (
+                    (row.liveness, True),
+                    ("cordoned", row.cordoned),
+                    ("quarantined", row.quarantined),
+                    ("revoked", row.revoked),
+                    ("twins", bool(row.twins)),
+                )
+                if holds
             ),
         ),
         (
@@ -173,6 +194,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("SIZE", lambda row: show_bytes(row.size_bytes)),
         ("PRECISION", lambda row: row.profile.precision),
         ("GFLOP", lambda row: f"{sum(cost.flops for cost in row.profile.costs) / 1e9:.3g}"),
+        ("SIGNED BY", lambda row: " ".join(filter(None, map(signer, row.signatures))) or "-"),
         ("USED BY", lambda row: " ".join(f"{key.tenant}/{key.name}" for key in row.used_by) or "-"),
         ("+PUSHED", lambda row: when(row.pushed_at)),
         ("+BY", lambda row: row.pushed_by),
@@ -216,6 +238,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("NAME", lambda row: row.name or "any"),
         ("EXPIRES", lambda row: when(row.expires_at)),
         ("USED", lambda row: f"{when(row.used_at)} by {row.used_by}" if row.used_at else "-"),
+        ("MADE BY", lambda row: row.created_by or "-"),
     ),
 }
 _DOCUMENT: Final[tuple[Column, ...]] = (

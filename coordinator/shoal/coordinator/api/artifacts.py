@@ -5,6 +5,7 @@ from typing import Any
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.views import model_view
+from shoal.coordinator.controllers.catalog import ModelRecord
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.controllers.models import Pushed, unknown_model
 from shoal.coordinator.controllers.region import Region
@@ -13,7 +14,7 @@ from shoal.types.device import Role
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
-from shoal.wire.identity import identity_of_context
+from shoal.wire.identity import NODES, Identity, identity_of_context
 from shoal.wire.limits import CHUNK_BYTES
 
 Chunks = AsyncIterator[artifacts_pb2.PushChunk]
@@ -25,8 +26,7 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         self._audit = audit
 
     async def Fetch(self, request: artifacts_pb2.FetchRequest, context: Any) -> AsyncIterator[artifacts_pb2.FetchChunk]:
-        identity = identity_of_context(context)
-        if identity.role is not Role.OPERATOR and request.digest not in self._wanted_by(identity.name):
+        if not may_fetch(self._region, identity_of_context(context), request.digest):
             raise ShoalError(unknown_model(request.digest))
         size, chunks = await self._region.models.fetch(request.digest, request.offset)
         yield artifacts_pb2.FetchChunk(size=size)
@@ -37,11 +37,13 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
     async def Push(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
         head = await _head(request_iterator)
         actor = identity_of_context(context).uri
-        profile = await self._region.models.receive(head.name, Bytes(head.size), head.digest, _data(request_iterator))
+        profile = await self._region.models.receive(
+            head.name, Bytes(head.size), head.digest, _data(request_iterator), signature=head.signature
+        )
         return self._reply(await finish(self._keep(profile, head, actor)))
 
     async def _keep(self, profile: ModelProfile | None, head: artifacts_pb2.PushHead, actor: str) -> Pushed:
-        pushed = await self._region.models.keep(profile, head.name, head.digest, actor=actor)
+        pushed = await self._region.models.keep(profile, head.name, head.digest, actor=actor, signature=head.signature)
         await self._audit.note(actor, "Push", pushed.model.digest, "existed" if pushed.existed else "stored")
         return pushed
 
@@ -55,10 +57,8 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
             digest = catalog.digest_of(request.name)
             if digest is None:
                 raise ShoalError(unknown_model(request.name))
-            return artifacts_pb2.ListModelsReply(models=[model_view(catalog, catalog.models[digest], request.name)])
-        views = [
-            model_view(catalog, model, name) for model in catalog.models.values() for name in (model.names or ("",))
-        ]
+            return artifacts_pb2.ListModelsReply(models=[self._view(catalog.models[digest], request.name)])
+        views = [self._view(model, name) for model in catalog.models.values() for name in (model.names or ("",))]
         return artifacts_pb2.ListModelsReply(models=sorted(views, key=lambda view: (view.name, view.digest)))
 
     async def Remove(self, request: artifacts_pb2.RemoveModelRequest, context: Any) -> artifacts_pb2.RemoveModelReply:
@@ -68,16 +68,20 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         return artifacts_pb2.RemoveModelReply(digest=digest, bytes_removed=bytes_removed)
 
     def _reply(self, pushed: Pushed) -> artifacts_pb2.PushReply:
-        return artifacts_pb2.PushReply(
-            model=model_view(self._region.workloads.catalog, pushed.model), existed=pushed.existed
-        )
+        return artifacts_pb2.PushReply(model=self._view(pushed.model), existed=pushed.existed)
 
-    def _wanted_by(self, node: str) -> frozenset[str]:
-        """A node may fetch what it was asked to run or keep, and nothing else."""
-        desired = self._region.workloads.desired.get(node)
-        if desired is None:
-            return frozenset()
-        return frozenset({*desired.pins, *(assignment.model for assignment in desired.assignments)})
+    def _view(self, model: ModelRecord, name: str | None = None) -> artifacts_pb2.Model:
+        return model_view(self._region.workloads.catalog, model, self._region.config.name, name)
+
+
+def may_fetch(region: Region, caller: Identity, digest: str) -> bool:
+    """An operator may fetch any model, a node what it was asked to run or keep, and nothing else."""
+    if caller.role is Role.OPERATOR:
+        return True
+    desired = region.workloads.desired.get(caller.name)
+    if desired is None or caller.role not in NODES:
+        return False
+    return digest in desired.pins or any(digest == each.model for each in desired.assignments)
 
 
 async def _head(chunks: Chunks) -> artifacts_pb2.PushHead:

@@ -4,7 +4,7 @@ A method without a rule is refused, and a test compares the table with the servi
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -27,9 +27,11 @@ _NODES: Final[Roles] = frozenset({Role.AGENT, Role.GATEWAY})
 _WRITE: Final[Roles] = frozenset({Role.OPERATOR})
 _READ: Final[Roles] = frozenset({Role.OPERATOR, Role.VIEWER})
 
+FETCH: Final = "/shoal.v1.Artifacts/Fetch"
+"""Also the rule of models over HTTPS."""
 RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.AgentLink/Session": _NODES,
-    "/shoal.v1.Artifacts/Fetch": _NODES | _WRITE,
+    FETCH: _NODES | _WRITE,
     "/shoal.v1.Artifacts/Push": _WRITE,
     "/shoal.v1.Artifacts/Inspect": _WRITE,
     "/shoal.v1.Artifacts/List": _READ,
@@ -44,7 +46,15 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/Events": _READ,
     "/shoal.v1.Operator/CreateToken": _WRITE,
     "/shoal.v1.Operator/Doctor": _READ,
+    "/shoal.v1.Operator/Revoke": _WRITE,
+    "/shoal.v1.Operator/Settle": _WRITE,
+    "/shoal.v1.Operator/Release": _WRITE,
+    "/shoal.v1.Operator/ClearModel": _WRITE,
+    "/shoal.v1.Operator/GetAuthority": _READ,
+    "/shoal.v1.Operator/RotateAuthority": _WRITE,
 }
+MESSAGE_S: Final = 10.0
+"""For the message of a call that has one, and for each of an upload; a session keeps its own time."""
 AUDIT_EVERY_S: Final = 60.0
 """One audit entry for each (caller, code) in this time, however often it is refused."""
 
@@ -52,40 +62,87 @@ log: Final = structlog.get_logger("shoal.coordinator.api")
 
 
 class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
-    """Checks region, role and validity of the caller's certificate; turns refusals into statuses."""
+    """Checks region, role and validity of the caller's certificate; turns refusals into statuses.
 
-    def __init__(self, region: str, clock: Clock, meter: Meter, audit: AuditTrail) -> None:
+    revoked: why a certificate of this serial is refused, if it is.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        clock: Clock,
+        meter: Meter,
+        audit: AuditTrail,
+        revoked: Callable[[str], Refusal | None] = lambda serial: None,
+    ) -> None:
         self._region = region
         self._clock = clock
         self._meter = meter
         self._audit = audit
+        self._revoked = revoked
         self._audited: dict[tuple[str, str], Elapsed] = {}
+        self._waiting: dict[str, set[asyncio.Timeout]] = {}
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         call = _Call(self, handler_call_details.method, handler)
-        make = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
-        behaviour = call.stream if handler.response_streaming else call.single
+        # A stream here whatever its caller calls it: only so is a message read after its sender was judged.
+        make, behaviour = (
+            (grpc.stream_stream_rpc_method_handler, call.stream)
+            if handler.response_streaming
+            else (grpc.stream_unary_rpc_method_handler, call.single)
+        )
         return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
     def admit(self, method: str, context: GrpcContext) -> Identity:
         """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
         identity = identity_of_context(context)
-        if (refusal := check_validity(identity, self._clock.wall())) is not None:
-            raise ShoalError(refusal)
-        require(identity, region=self._region, roles=RULES.get(method, frozenset()))
+        self.judge(method, identity)
         return identity
 
-    def remaining(self, identity: Identity) -> float:
-        """Seconds that the caller's certificate is still good for."""
-        return max(0.0, identity.not_after - self._clock.wall())
+    def judge(self, method: str, identity: Identity) -> None:
+        """Raises ShoalError(CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
+        if (refusal := check_validity(identity, self._clock.wall())) is not None:
+            raise ShoalError(refusal)
+        if (refusal := self._revoked(identity.serial)) is not None:
+            raise ShoalError(refusal)
+        require(identity, region=self._region, roles=RULES.get(method, frozenset()))
+
+    def end(self, serials: frozenset[str]) -> None:
+        """What is open with these certificates, which were just revoked, ends now."""
+        now = asyncio.get_running_loop().time()
+        for serial in serials:
+            for waiting in self._waiting.get(serial, ()):
+                waiting.reschedule(now)
+
+    @asynccontextmanager
+    async def while_good(self, identity: Identity) -> AsyncIterator[None]:
+        """Raises ShoalError(CERT_EXPIRED | CERT_REVOKED) inside once the caller's certificate ends; others' time-outs
+        stay their own."""
+        limit = asyncio.timeout(max(0.0, identity.not_after - self._clock.wall()))
+        try:
+            async with limit:
+                waiting = self._waiting.setdefault(identity.serial, set())
+                waiting.add(limit)
+                try:
+                    yield
+                finally:
+                    waiting.discard(limit)
+                    if not waiting:
+                        self._waiting.pop(identity.serial, None)
+        except TimeoutError as cause:
+            if not limit.expired():
+                raise
+            if (refusal := self._revoked(identity.serial)) is not None:
+                raise ShoalError(refusal) from cause
+            raise refuse(
+                Code.CERT_EXPIRED,
+                f"the certificate of {identity.uri} ended",
+                "a valid certificate",
+                "renew it, or enrol again with a join token",
+            ) from cause
 
     async def refused(self, actor: str, method: str, refusal: Refusal) -> None:
         self._meter.count("calls_refused", method=method.rsplit("/", 1)[-1], code=refusal.code)
@@ -113,10 +170,12 @@ class _Call:
         try:
             identity = self._guard.admit(self._method, context)
             actor = identity.uri
-            async with self._while_valid(identity):
+            async with self._guard.while_good(identity):
                 if self._handler.request_streaming:
-                    return await behaviour(request, context)  # an upload ends with its caller, and finishes by itself
-                return await finish(behaviour(request, context))
+                    return await behaviour(
+                        self._messages(context), context
+                    )  # an upload ends with its caller, and finishes by itself
+                return await finish(behaviour(await self._one(context), context))
         except Exception as error:
             await self._end(actor, context, error)
 
@@ -126,10 +185,13 @@ class _Call:
         try:
             identity = self._guard.admit(self._method, context)
             actor = identity.uri
+            if not self._handler.request_streaming:
+                async with self._guard.while_good(identity):
+                    request = await self._one(context)
             messages = behaviour(request, context)
             try:
                 while True:
-                    async with self._while_valid(identity):
+                    async with self._guard.while_good(identity):
                         message = await anext(messages)
                     yield message
             except StopAsyncIteration:
@@ -139,21 +201,24 @@ class _Call:
         except Exception as error:
             await self._end(actor, context, error)
 
-    @asynccontextmanager
-    async def _while_valid(self, identity: Identity) -> AsyncIterator[None]:
-        """Raises ShoalError(CERT_EXPIRED) inside once the caller's certificate ends; other time-outs stay their own."""
-        limit = asyncio.timeout(self._guard.remaining(identity))
+    async def _messages(self, context: Any) -> AsyncIterator[Any]:
+        """Of an upload, each in its time."""
+        while (message := await self._next(context)) is not grpc.aio.EOF:
+            yield message
+
+    async def _one(self, context: Any) -> Any:
+        message = await self._next(context)
+        if message is grpc.aio.EOF:
+            raise refuse(Code.MESSAGE_INVALID, "a call without a message", "one message", "see the protocol")
+        return message
+
+    async def _next(self, context: Any) -> Any:
         try:
-            async with limit:
-                yield
+            async with asyncio.timeout(MESSAGE_S):
+                return await context.read()
         except TimeoutError as cause:
-            if not limit.expired():
-                raise
             raise refuse(
-                Code.CERT_EXPIRED,
-                f"the certificate of {identity.uri} ended",
-                "a valid certificate",
-                "renew it, or enrol again with a join token",
+                Code.TOO_SLOW, "a message that does not arrive", f"within {MESSAGE_S:g}s", "send it faster"
             ) from cause
 
     async def _end(self, actor: str, context: Any, error: Exception) -> None:

@@ -1,41 +1,49 @@
-"""The one service without a client certificate: a join token for a certificate."""
+"""The one service without a client certificate: a join token, or a certificate that is held, for a new certificate."""
 
-import ipaddress
-from collections.abc import Callable
-from typing import Any, Final
-from urllib.parse import unquote
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from shoal.coordinator.controllers.enrolment import Enrolment
 from shoal.coordinator.controllers.finish import finish
+from shoal.coordinator.controllers.renewal import Renewal
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
+from shoal.wire.identity import peer_ip
 from shoal.wire.status import abort
+
+T = TypeVar("T")
 
 log: Final = structlog.get_logger("shoal.coordinator.enrol")
 
 
 class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
-    """address: where the link and the API listen, as joiners shall dial it."""
+    """address: where the link and the API listen, enrol_address: where this does, as joiners shall dial them.
 
-    def __init__(self, region: str, enrolment: Enrolment, address: Callable[[], str]) -> None:
+    mqtt_address: of the region's broker; empty without one.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        enrolment: Enrolment,
+        renewal: Renewal,
+        address: Callable[[], str],
+        enrol_address: Callable[[], str],
+        mqtt_address: str = "",
+    ) -> None:
         self._region = region
         self._enrolment = enrolment
+        self._renewal = renewal
         self._address = address
+        self._enrol_address = enrol_address
+        self._mqtt_address = mqtt_address
 
     async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
-        peer = _peer_ip(context.peer())
-        try:
-            redeemed = await finish(
-                self._enrolment.redeem(request.token, request.csr_pem.encode(), request.name, peer=peer)
-            )
-        except ShoalError as error:
-            log.warning("redemption refused", peer=peer, code=error.code)
-            await abort(context, error.refusal)
-        except Exception as error:
-            log.exception("redemption failed", peer=peer, exc_info=error)
-            await abort(context, Refusal(Code.INTERNAL, "an unforeseen error", "", "look at the coordinator's log"))
+        peer = peer_ip(context.peer())
+        asked = self._enrolment.redeem(request.token, request.csr_pem.encode(), request.name, peer=peer)
+        redeemed = await _answer("redemption", asked, peer, context)
         log.info("enrolled", role=redeemed.role, name=redeemed.name, peer=peer)
         return enrolment_pb2.RedeemReply(
             certificate_pem=redeemed.certificate_pem.decode(),
@@ -45,14 +53,36 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
             name=redeemed.name,
             link_address=self._address(),
             api_address=self._address(),
+            enrol_address=self._enrol_address(),
+            mqtt_address=self._mqtt_address,
+        )
+
+    async def Challenge(self, request: enrolment_pb2.ChallengeRequest, context: Any) -> enrolment_pb2.ChallengeReply:
+        return enrolment_pb2.ChallengeReply(nonce=self._renewal.challenge())
+
+    async def Renew(
+        self, request: enrolment_pb2.RenewCertificateRequest, context: Any
+    ) -> enrolment_pb2.RenewCertificateReply:
+        peer = peer_ip(context.peer())
+        asked = self._renewal.renew(
+            request.certificate_pem.encode(), request.csr_pem.encode(), request.nonce, request.signature, peer=peer
+        )
+        renewed = await _answer("renewal", asked, peer, context)
+        log.info("renewed", identity=renewed.identity.uri, peer=peer)
+        return enrolment_pb2.RenewCertificateReply(
+            certificate_pem=renewed.certificate_pem.decode(),
+            ca_pem=renewed.ca_pem.decode(),
+            link_address=self._address(),
+            api_address=self._address(),
         )
 
 
-def _peer_ip(peer: str) -> str:
-    """`ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000` -> the address; empty where there is none."""
-    _, _, rest = unquote(peer).partition(":")
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+async def _answer(what: str, asked: Coroutine[Any, Any, T], peer: str, context: Any) -> T:
     try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return ""
+        return await finish(asked)
+    except ShoalError as error:
+        log.warning(f"{what} refused", peer=peer, code=error.code)
+        await abort(context, error.refusal)
+    except Exception as error:
+        log.exception(f"{what} failed", peer=peer, exc_info=error)
+        await abort(context, Refusal(Code.INTERNAL, "an unforeseen error", "", "look at the coordinator's log"))

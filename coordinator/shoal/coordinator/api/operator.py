@@ -1,6 +1,6 @@
 """The operator API: what the command line, scripts and the dashboard call. Each change leaves an audit entry."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.controllers import doctor
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
+from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.ports import Clock, Store
 from shoal.types.codes import Code, ShoalError, refuse
@@ -23,8 +24,21 @@ EVENTS_MOST: Final = 10_000
 
 
 class OperatorService(operator_pb2_grpc.OperatorServicer):
-    def __init__(self, region: Region, enrolment: Enrolment, store: Store, clock: Clock, audit: AuditTrail) -> None:
+    """enrol_address: where callers renew their certificates."""
+
+    def __init__(
+        self,
+        region: Region,
+        enrolment: Enrolment,
+        members: Members,
+        store: Store,
+        clock: Clock,
+        audit: AuditTrail,
+        enrol_address: Callable[[], str],
+    ) -> None:
         self._region = region
+        self._members = members
+        self._enrol_address = enrol_address
         self._audit = audit
         self._enrolment = enrolment
         self._store = store
@@ -48,6 +62,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             gateways_grpc=[node.grpc_address for node in gateways],
             gateways_rest=[node.rest_address for node in gateways],
             gateways_token=[node.token_address for node in gateways],
+            enrol_address=self._enrol_address(),
         )
 
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
@@ -117,14 +132,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         actor = identity_of_context(context).uri
         await self._region.fleet.cordon(request.node, request.cordoned, actor)
         await self._audit.note(actor, "Cordon", request.node, "cordoned" if request.cordoned else "uncordoned")
-        state = self._region.fleet.fleet.nodes[request.node]
-        return operator_pb2.CordonReply(
-            node=views.node_view(
-                state,
-                self._region.workloads.desired.get(request.node),
-                await self._enrolment.expiry_of(state.node.role, request.node),
-            )
-        )
+        return operator_pb2.CordonReply(node=await self._node(request.node))
 
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         if request.follow:
@@ -152,6 +160,57 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             if check.refusal is not None:
                 view.refusal.CopyFrom(views.refusal_view(check.refusal))
         return reply
+
+    async def Revoke(self, request: operator_pb2.RevokeRequest, context: Any) -> operator_pb2.RevokeReply:
+        actor = identity_of_context(context).uri
+        if not request.reason.strip():
+            raise refuse(Code.FIELD_MISSING, "no reason", "why, for the audit log", "add --reason TEXT")
+        serials = await self._members.revoke(request.name, request.role, request.reason, actor)
+        await self._audit.note(actor, "Revoke", f"{request.role} {request.name}".strip(), request.reason[:200])
+        return operator_pb2.RevokeReply(serials=serials)
+
+    async def Settle(self, request: operator_pb2.SettleRequest, context: Any) -> operator_pb2.SettleReply:
+        actor = identity_of_context(context).uri
+        keep = request.keep or "running"
+        await self._members.settle(request.node, keep, actor)
+        await self._audit.note(actor, "Settle", request.node, f"keep {keep}")
+        return operator_pb2.SettleReply(node=await self._node(request.node))
+
+    async def Release(self, request: operator_pb2.ReleaseNodeRequest, context: Any) -> operator_pb2.ReleaseNodeReply:
+        actor = identity_of_context(context).uri
+        await self._region.fleet.release(request.node, actor)
+        await self._audit.note(actor, "Release", request.node, "released")
+        return operator_pb2.ReleaseNodeReply(node=await self._node(request.node))
+
+    async def ClearModel(self, request: operator_pb2.ClearModelRequest, context: Any) -> operator_pb2.ClearModelReply:
+        actor = identity_of_context(context).uri
+        if request.allow_version:
+            lines = await self._region.models.allow(request.model, request.allow_version, actor)
+            allowed = f"version {request.allow_version} allowed again for {'; '.join(lines)}"
+            await self._audit.note(actor, "ClearModel", request.model, allowed)
+            return operator_pb2.ClearModelReply()
+        cleared = await self._region.workloads.clear(request.model, actor)
+        await self._audit.note(actor, "ClearModel", request.model, "; ".join(cleared) or "nothing was held against it")
+        return operator_pb2.ClearModelReply(cleared=cleared)
+
+    async def GetAuthority(
+        self, request: operator_pb2.GetAuthorityRequest, context: Any
+    ) -> operator_pb2.GetAuthorityReply:
+        return views.authority_view(await self._members.rotation(), len(self._members.revoked))
+
+    async def RotateAuthority(
+        self, request: operator_pb2.RotateAuthorityRequest, context: Any
+    ) -> operator_pb2.RotateAuthorityReply:
+        actor = identity_of_context(context).uri
+        await self._members.rotate(request.stage, actor)
+        await self._audit.note(actor, "RotateAuthority", self._region.config.name, request.stage or "begun")
+        rotation = views.authority_view(await self._members.rotation(), len(self._members.revoked))
+        return operator_pb2.RotateAuthorityReply(authority=rotation)
+
+    async def _node(self, name: str) -> operator_pb2.NodeView:
+        state = self._region.fleet.fleet.nodes[name]
+        ends = await self._enrolment.expiry_of(state.node.role, name)
+        return views.node_view(state, self._region.workloads.desired.get(name), ends)
 
     async def _listed(self, kind: str) -> operator_pb2.GetReply:
         controller, fleet = self._region.workloads, self._region.fleet.fleet

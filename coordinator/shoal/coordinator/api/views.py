@@ -6,6 +6,8 @@ from typing import Any, Final
 from shoal.coordinator.controllers.catalog import Catalog, DocumentChange, DocumentKey, ModelRecord, StoredDocument
 from shoal.coordinator.controllers.enrolment import Token
 from shoal.coordinator.controllers.events import Event
+from shoal.coordinator.controllers.members import Rotation
+from shoal.coordinator.controllers.publishers import Judged
 from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
@@ -55,6 +57,7 @@ def token_view(token: Token) -> operator_pb2.TokenView:
         expires_at=token.expires_at,
         used_at=token.used_at or 0.0,
         used_by=token.used_by,
+        created_by=token.created_by,
     )
 
 
@@ -69,7 +72,7 @@ def document_view(stored: StoredDocument) -> operator_pb2.DocumentView:
     )
 
 
-def model_view(catalog: Catalog, model: ModelRecord, name: str | None = None) -> artifacts_pb2.Model:
+def model_view(catalog: Catalog, model: ModelRecord, region: str, name: str | None = None) -> artifacts_pb2.Model:
     shown = name if name is not None else next(iter(model.names), "")
     return artifacts_pb2.Model(
         name="" if shown == model.digest else shown,
@@ -79,6 +82,19 @@ def model_view(catalog: Catalog, model: ModelRecord, name: str | None = None) ->
         pushed_by=model.pushed_by,
         profile=to_wire(model.profile),
         used_by=[key_view(WorkloadKey(*user.split("/", 1))) for user in catalog.users_of(model.digest)],
+        signatures=[_signature_view(judged) for judged in catalog.judged(region, model)],
+    )
+
+
+def _signature_view(judged: Judged) -> artifacts_pb2.ModelSignature:
+    if judged.signed is None:
+        return artifacts_pb2.ModelSignature(refusal=refusal_view(judged.refusal) if judged.refusal else None)
+    return artifacts_pb2.ModelSignature(
+        key=judged.key,
+        fingerprint=judged.signed.fingerprint,
+        model=judged.signed.model,
+        version=judged.signed.version,
+        expires_at=judged.signed.expires_at or 0.0,
     )
 
 
@@ -92,6 +108,8 @@ def node_view(state: NodeState, desired: DesiredSet | None, certificate_ends: Wa
         epoch=state.epoch,
         certificate_expires_at=certificate_ends or 0.0,
         front_ready=state.front_ready,
+        revoked=state.revoked,
+        twins=f"{state.twins.running} has the session, {state.twins.other} was refused" if state.twins else "",
     )
     if (reason := _node_reason(state)) is not None:
         view.reason.CopyFrom(refusal_view(reason))
@@ -368,7 +386,36 @@ def _added(one: Ingress | None, other: Ingress) -> Ingress:
     )
 
 
+def authority_view(rotation: Rotation, revoked: int) -> operator_pb2.GetAuthorityReply:
+    return operator_pb2.GetAuthorityReply(
+        stage=rotation.stage,
+        since=rotation.since,
+        roots=[
+            operator_pb2.RootView(fingerprint=root.fingerprint, expires_at=root.not_after, state=root.state)
+            for root in rotation.roots
+        ],
+        laggards=[
+            operator_pb2.LaggardView(
+                uri=each.uri, lacks=each.lacks, connected=each.connected, certificate_expires_at=each.not_after
+            )
+            for each in rotation.laggards
+        ],
+        nodes=rotation.members,
+        nodes_done=rotation.members - len(rotation.laggards),
+        revoked=revoked,
+    )
+
+
 def _node_reason(state: NodeState) -> Refusal | None:
+    if state.revoked:
+        return Refusal(Code.CERT_REVOKED, "revoked", "a member of the region", "join it again with a new token")
+    if state.twins is not None:
+        return Refusal(
+            Code.TWIN_REFUSED,
+            f"{state.twins.running} has the session, {state.twins.other} was refused",
+            "one agent for each identity",
+            f"shoal node settle {state.name}",
+        )
     if state.quarantined and state.refusal is not None:
         return state.refusal
     if state.liveness is Liveness.LOST:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from shoal.coordinator.core.placement.model import DocumentRef, RegionFacts
+from shoal.coordinator.controllers.publishers import Judged, Newest, declared, judge, signatures, went_back
+from shoal.coordinator.core.placement.model import DocumentRef, Publisher, RegionFacts, Signatures
 from shoal.policies import (
     Document,
     Kind,
@@ -71,13 +72,17 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """One pushed model. names: as it was pushed, the newest push of a name owns it."""
+    """One pushed model. names: as it was pushed, the newest push of a name owns it.
+
+    signatures: publishers' bundles over it, as they were pushed, one of each key.
+    """
 
     digest: str
     names: tuple[str, ...]
     pushed_at: Wall
     pushed_by: str
     profile: ModelProfile
+    signatures: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +97,11 @@ class DocumentChange:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All that people told the region. models: by digest."""
+    """All that people told the region. models: by digest. newest: signed versions that were seen, by line."""
 
     documents: Mapping[DocumentKey, StoredDocument] = field(default_factory=dict)
     models: Mapping[str, ModelRecord] = field(default_factory=dict)
+    newest: Mapping[str, Newest] = field(default_factory=dict)
 
     def digest_of(self, source: str) -> str | None:
         """Of a pushed model, by digest or name."""
@@ -143,6 +149,17 @@ class Catalog:
     def region(self, name: str) -> Region | None:
         stored = self.documents.get(DocumentKey("Region", name))
         return stored.value if stored is not None and isinstance(stored.value, Region) else None
+
+    def signatures(self, region: str) -> Signatures:
+        """Keys that the region declares, and what they signed."""
+        keys = declared(self.region(region))
+        bundles = {digest: model.signatures for digest, model in self.models.items() if model.signatures}
+        return Signatures(keys, signatures(bundles, keys, self.newest))
+
+    def judged(self, region: str, model: ModelRecord) -> tuple[Judged, ...]:
+        """Each signature of a model, and why it does not count where it does not."""
+        keys = declared(self.region(region))
+        return tuple(judge(bundle, model.digest, keys) for bundle in model.signatures)
 
     def users_of(self, digest: str) -> tuple[str, ...]:
         """Workloads that are pinned to a model."""
@@ -197,9 +214,9 @@ def propose(
             refusal = Refusal(Code.REGION_MISMATCH, f"region {key.name}", f"region {region}", "apply it to that region")
             problems.append(document.problem(("metadata", "name"), refusal))
             continue
-        pinned, missing = _pin(catalog, document, digests)
-        problems += missing
         before = documents.get(key)
+        pinned, missing = _pin(catalog, document, digests, region, before)
+        problems += missing
         after = StoredDocument(*key, canonical_text(document.value), 1, wall, actor, pinned)
         if before is None:
             changes.append(DocumentChange("+", *key, tuple(_lines(after))))
@@ -209,7 +226,9 @@ def propose(
         else:
             after = before
         documents[key] = after
-    return Proposal(replace(catalog, documents=documents), tuple(changes), tuple(problems))
+    proposed = replace(catalog, documents=documents)
+    problems += _publishers(tuple(given.values()), declared(proposed.region(region)))
+    return Proposal(proposed, tuple(changes), tuple(problems))
 
 
 def without(catalog: Catalog, key: DocumentKey) -> Catalog:
@@ -233,7 +252,9 @@ def without(catalog: Catalog, key: DocumentKey) -> Catalog:
     return replace(catalog, documents={other: stored for other, stored in catalog.documents.items() if other != key})
 
 
-def _pin(catalog: Catalog, document: Document, digests: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
+def _pin(
+    catalog: Catalog, document: Document, digests: Mapping[str, str], region: str, before: StoredDocument | None
+) -> tuple[dict[str, str], list[Problem]]:
     if not isinstance(document.value, Workload):
         return {}, []
     model = document.value.spec.model
@@ -252,9 +273,35 @@ def _pin(catalog: Catalog, document: Document, digests: Mapping[str, str]) -> tu
                 f"push it first: shoal model push {source!s:.120}",
             )
             missing.append(document.problem(path, refusal))
-        else:
-            pinned[source] = digest
+            continue
+        pinned[source] = digest
+        if before is None or digest not in before.pinned.values():
+            missing += [document.problem(path, refusal) for refusal in _rollbacks(catalog, region, digest)]
     return pinned, missing
+
+
+def _rollbacks(catalog: Catalog, region: str, digest: str) -> Iterator[Refusal]:
+    """Why a model may not be pinned anew; what a workload is pinned to already was the newest, or allowed, then."""
+    for judged in catalog.judged(region, catalog.models[digest]):
+        if judged.signed is not None and (refusal := went_back(judged.signed, catalog.newest.get(judged.signed.line))):
+            yield refusal
+
+
+def _publishers(documents: Sequence[Document], keys: Mapping[str, Publisher]) -> Iterator[Problem]:
+    """Keys that policies name and the region does not know."""
+    for document in documents:
+        if isinstance(policy := document.value, Policy) and (trust := policy.spec.require.trust) is not None:
+            for index, name in enumerate(trust.signed_model.keys if trust.signed_model is not None else ()):
+                if name not in keys:
+                    yield document.problem(
+                        ("spec", "require", "trust", "signed_model", "keys", index),
+                        Refusal(
+                            Code.PUBLISHER_UNKNOWN,
+                            f"key {name}",
+                            f"one of {', '.join(sorted(keys)) or 'none yet'}",
+                            "declare it under spec.keys of the Region, with this document or before it",
+                        ),
+                    )
 
 
 def _diff(before: StoredDocument, after: StoredDocument) -> Iterator[str]:

@@ -4,37 +4,41 @@ A join token is bound to a role and a region, and to a name if its maker said on
 it used is a compare-and-set, together with the record of the identity that it became.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers import identities, records
+from shoal.coordinator.controllers.buckets import Buckets
 from shoal.coordinator.controllers.events import Event, EventLog
-from shoal.coordinator.ports import Authority, Clock, Ids, Meter, StaleRevision, Store
+from shoal.coordinator.controllers.identities import IdentityRecord, key_of
+from shoal.coordinator.ports import Authority, Broker, Clock, Ids, Meter, StaleRevision, Store
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
-from shoal.wire.identity import check_name, uri_of
+from shoal.types.units import Seconds, Wall, show_seconds
+from shoal.wire.identity import NODES, check_name, uri_of
 from shoal.wire.token import JoinToken, parse_join_token, token_sha256
 
 TOKENS: Final = "tokens/"
 CREDENTIALS: Final = "credentials/"
-IDENTITIES: Final = "identities/"
 BEARER: Final = "bearer"
 """The role word of a tenant's bearer token; not a certificate's role."""
 
 LIFETIME_S: Final = {
-    Role.AGENT: Seconds(7 * 86400.0),
-    Role.GATEWAY: Seconds(7 * 86400.0),
+    Role.AGENT: Seconds(86400.0),
+    Role.GATEWAY: Seconds(86400.0),
     Role.OPERATOR: Seconds(30 * 86400.0),
     Role.VIEWER: Seconds(30 * 86400.0),
     Role.TENANT: Seconds(30 * 86400.0),
 }
-"""Of certificates, by role. Renewal on an open link is not built yet, so agents get a week instead of a day."""
+"""Of certificates, by role. Nodes renew theirs by themselves, operators' contexts when they are used."""
 MOST_VALID_S: Final = 30 * 86400.0
 GUESSES: Final = 20
 """Failed redemptions that one address may make at once; then GUESSES_PER_S."""
 GUESSES_PER_S: Final = 2.0
+MOST_ADDRESSES: Final = 10_000
+"""Whose failures are remembered; more, and the one that called least lately is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +53,6 @@ class Token:
     expires_at: Wall
     used_at: Wall | None = None
     used_by: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityRecord:
-    """The newest certificate of one identity."""
-
-    uri: str
-    serial: str
-    not_after: Wall
-    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +74,19 @@ class CreatedToken:
 
 class Enrolment:
     def __init__(
-        self, region: str, store: Store, authority: Authority, events: EventLog, clock: Clock, ids: Ids, meter: Meter
+        self,
+        region: str,
+        store: Store,
+        authority: Authority,
+        events: EventLog,
+        clock: Clock,
+        ids: Ids,
+        meter: Meter,
+        *,
+        lifetimes: Mapping[Role, Seconds] = LIFETIME_S,
+        broker: Broker | None = None,
     ) -> None:
+        """broker: is told of each node; None where there is none."""
         self._region = region
         self._store = store
         self._authority = authority
@@ -89,7 +94,9 @@ class Enrolment:
         self._clock = clock
         self._ids = ids
         self._meter = meter
-        self._guesses: dict[str, _Bucket] = {}
+        self._lifetimes = lifetimes
+        self._broker = broker
+        self._guesses = Buckets(GUESSES, GUESSES_PER_S, MOST_ADDRESSES)
 
     async def create(self, role: str, name: str, valid_s: float, actor: str) -> CreatedToken:
         """Raises ShoalError(FIELD_INVALID | FIELD_MISSING | NAME_INVALID)."""
@@ -129,7 +136,7 @@ class Enrolment:
         Raises ShoalError(TOKEN_INVALID | TOKEN_USED | TOKEN_EXPIRED | CSR_DENIED | NAME_INVALID | CONFLICT |
         OVERLOADED).
         """
-        bucket = self._bucket(peer)
+        bucket = self._guesses.of(peer, self._clock.now())
         if not bucket.allows(self._clock.now()):
             self._meter.count("enrolment_refused", code=Code.OVERLOADED)
             raise refuse(
@@ -159,12 +166,18 @@ class Enrolment:
         raise refuse(Code.NOT_FOUND, f"token {token_id!r:.40}", "one of `shoal get tokens`", "look the id up there")
 
     async def expiry_of(self, role: Role, name: str) -> Wall | None:
-        record = await self._store.read(_identity_key(role, name))
+        record = await self._store.read(key_of(role, name))
         return None if record is None else records.load(IdentityRecord, record.value).not_after
+
+    async def nodes(self) -> tuple[str, ...]:
+        """Agents and gateways that have enrolled and were not revoked since."""
+        found = [record for role in sorted(NODES) for record in await self._store.scan(key_of(role, ""))]
+        good = (each for each in found if not records.load(IdentityRecord, each.value).revoked)
+        return tuple(sorted(each.key.rpartition("/")[2] for each in good))
 
     async def _redeem(self, text: str, csr_pem: bytes, name: str, peer: str) -> Redeemed:
         claim = parse_join_token(text)
-        if claim.region != self._region or claim.ca_sha256 != self._authority.fingerprint:
+        if claim.region != self._region or claim.ca_sha256 not in self._authority.fingerprints:
             raise _invalid("a token of another region or CA")
         key = TOKENS + token_sha256(claim.secret)
         record = await self._store.read(key)
@@ -189,8 +202,9 @@ class Enrolment:
         check_name(name, "name")
         role = Role(token.role)
         self._authority.check(csr_pem, name)
-        identity_key = _identity_key(role, name)
+        identity_key = key_of(role, name)
         taken = await self._store.read(identity_key)
+        known = None if taken is None else records.load(IdentityRecord, taken.value)
         if taken is not None and not token.name:
             raise refuse(
                 Code.CONFLICT,
@@ -199,61 +213,22 @@ class Enrolment:
                 f"choose another name, or make a token for it: shoal token create --role {role} --name {name}",
             )
         issued = self._authority.issue(
-            csr_pem, role, name, hosts=(peer,) if peer else (), lifetime_s=LIFETIME_S[role], wall=wall
+            csr_pem, role, name, hosts=(peer,) if peer else (), lifetime_s=self._lifetimes[role], wall=wall
         )
         uri = uri_of(self._region, role, name)
         event = Event("ENROLLED", uri, f"serial {issued.serial}, with token {token.id}", uri)
         puts = {
             key: records.dump(replace(token, used_at=wall, used_by=uri)),
-            identity_key: records.dump(IdentityRecord(uri, issued.serial, issued.not_after, token.id)),
+            identity_key: records.dump(identities.issued(known, uri, issued, token.id, wall)),
         }
         expect = {key: record.revision, identity_key: taken.revision if taken else 0}
         try:
             await self._events.commit(puts, expect=expect, events=[event])
         except StaleRevision:
             return await self._redeem(text, csr_pem, name, peer)  # the other one won: now it has a reason of its own
+        if self._broker is not None and role in NODES:
+            await self._broker.admit(name)
         return Redeemed(role, name, issued.pem, self._authority.ca_pem)
-
-    def _bucket(self, peer: str) -> "_Bucket":
-        if len(self._guesses) > 10_000:
-            now = self._clock.now()
-            self._guesses = {peer: bucket for peer, bucket in self._guesses.items() if not bucket.is_full(now)}
-        return self._guesses.setdefault(peer, _Bucket(self._clock.now()))
-
-
-class _Bucket:
-    """Failures that one address may still make. One audit entry a minute tells of them."""
-
-    def __init__(self, now: Elapsed) -> None:
-        self._level = float(GUESSES)
-        self._at = now
-        self._audited: Elapsed | None = None
-
-    def allows(self, now: Elapsed) -> bool:
-        self._fill(now)
-        return self._level >= 1
-
-    def spend(self, now: Elapsed) -> None:
-        self._fill(now)
-        self._level = max(0.0, self._level - 1)
-
-    def is_full(self, now: Elapsed) -> bool:
-        self._fill(now)
-        return self._level >= GUESSES
-
-    def shall_audit(self, now: Elapsed) -> bool:
-        if self._audited is not None and now - self._audited < 60:
-            return False
-        self._audited = now
-        return True
-
-    def _fill(self, now: Elapsed) -> None:
-        self._level = min(float(GUESSES), self._level + (now - self._at) * GUESSES_PER_S)
-        self._at = now
-
-
-def _identity_key(role: Role, name: str) -> str:
-    return f"{IDENTITIES}{role}/{name}"
 
 
 def _invalid(found: str) -> ShoalError:

@@ -22,4 +22,6 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
                 await asyncio.wait([running])
             except asyncio.CancelledError:
                 continue
+        if not running.cancelled():
+            running.exception()  # its caller has left: it is nobody's any more
         raise

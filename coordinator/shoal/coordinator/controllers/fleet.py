@@ -5,22 +5,25 @@ liveness are heard again after a restart.
 """
 
 import base64
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.judge import judge
-from shoal.coordinator.core.fleet.state import Fleet, LivenessChange, NodeState
+from shoal.coordinator.core.fleet.state import Fleet, LivenessChange, NodeState, Twins
 from shoal.coordinator.core.fleet.updates import (
     connected,
     cordoned,
     disconnected,
     forgotten,
+    marked,
     receipts_received,
+    released,
     restored,
+    revoked,
     status_received,
 )
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
@@ -29,7 +32,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Node, Role
 from shoal.types.link import FromAgent, Hello, NodeEvents, Receipts, Welcome
 from shoal.types.receipt import Receipt, SignedReceipt
-from shoal.types.units import Wall
+from shoal.types.units import Elapsed, Wall
 from shoal.wire import nouns
 
 PROTOCOL: Final = 1
@@ -41,12 +44,24 @@ TWIN_BEATS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What outlives a restart of one node's state."""
+    """What outlives a restart of one node's state. epoch: no session of a lower or the same one counts any more."""
 
     node: Node
     epoch: int
     cordoned: bool
     last_seen: Wall
+    revoked: bool = False
+    twins: Twins | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A hello of a node whose session was alive. other: where it came from. beat_at: of the session's first status
+    since; one that comes a heartbeat later shows that both are running (an agent that only called again has let go of
+    its old session, and what it had sent there before arrives at once)."""
+
+    other: str
+    beat_at: Elapsed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,8 @@ class FleetController:
         self._meter = meter
         self._changed = changed
         self._revisions: dict[str, int] = {}
+        self._peers: dict[str, str] = {}
+        self._doubts: dict[str, _Doubt] = {}
 
     async def start(self) -> None:
         receipts: dict[str, dict[str, Receipt]] = {}
@@ -97,11 +114,13 @@ class FleetController:
                     cordoned=stored.cordoned,
                     last_seen=stored.last_seen,
                     receipts=receipts.get(name, {}),
+                    revoked=stored.revoked,
+                    twins=stored.twins,
                 )
             )
         self.fleet = restored(tuple(states), self.fleet, self._clock.now())
 
-    async def opened(self, node: str, role: Role, hello: Hello) -> Welcome | Refusal:
+    async def opened(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
         if hello.node.name != node or hello.node.role is not role:
             return Refusal(
                 Code.NODE_MISMATCH,
@@ -124,11 +143,15 @@ class FleetController:
                 "one agent for each identity",
                 "stop the other agent, or enrol this one under its own name",
             )
-            await self._truth.note(Event(Code.TWIN_REFUSED, node, str(refusal), node=node))
+            if node not in self._doubts:
+                self._doubts[node] = _Doubt(peer or hello.node.grpc_address)
+                await self._truth.note(Event(Code.TWIN_REFUSED, node, str(refusal), node=node))
             return refusal
         epoch = (known.epoch if known is not None else 0) + 1
         wall = self._clock.wall()
-        stored = NodeRecord(hello.node, epoch, known is not None and known.cordoned, wall)
+        stored = NodeRecord(
+            hello.node, epoch, known is not None and known.cordoned, wall, twins=known.twins if known else None
+        )
         try:
             await self._save(stored, Event("NODE_CONNECTED", node, f"epoch {epoch}", node=node))
         except StaleRevision:
@@ -141,6 +164,8 @@ class FleetController:
             )
         self.fleet = connected(self.fleet, hello.node, epoch, self._clock.now(), wall)
         self.unsent.add(node)
+        self._peers[node] = peer or hello.node.grpc_address
+        self._doubts.pop(node, None)
         self._changed()
         return Welcome(
             epoch, hello.nonce, self._truth.history, self._truth.term, self.fleet.timing.heartbeat_s, self._clock.wall()
@@ -177,11 +202,43 @@ class FleetController:
 
     async def cordon(self, node: str, is_cordoned: bool, actor: str) -> None:
         """Raises ShoalError(NODE_UNKNOWN | CONFLICT)."""
-        state = self._known(node)
-        record = NodeRecord(state.node, state.epoch, is_cordoned, state.last_seen)
+        record = replace(_record(self._known(node)), cordoned=is_cordoned)
         word = "NODE_CORDONED" if is_cordoned else "NODE_UNCORDONED"
         await self._save_as_operator(record, Event(word, node, "", actor, node=node))
         self.fleet = cordoned(self.fleet, node, is_cordoned)
+        self._changed()
+
+    async def revoke(self, node: str, reason: str, actor: str, also: Mapping[str, bytes]) -> None:
+        """Ends its session and counts it as lost at once. also: written in the same transaction, beside its next epoch,
+        so that nothing of the old session counts. Raises ShoalError(NODE_UNKNOWN | CONFLICT)."""
+        state = self._known(node)
+        epoch = state.epoch + 1
+        record = replace(_record(state), epoch=epoch, revoked=True, twins=None)
+        await self._save_as_operator(record, Event("NODE_REVOKED", node, reason, actor, node=node), also)
+        self.fleet = revoked(self.fleet, node, epoch)
+        self._doubts.pop(node, None)
+        self._changed()
+        refusal = Refusal(
+            Code.CERT_REVOKED, f"{node} was revoked: {reason}", "a member of the region", "join again with a new token"
+        )
+        await self._links.end(node, refusal, fatal=True)
+
+    async def settle(self, node: str, actor: str) -> None:
+        """The one that holds the session stays, and the mark goes. Raises ShoalError(NODE_UNKNOWN | CONFLICT)."""
+        state = self._known(node)
+        if state.twins is None:
+            raise refuse(Code.CONFLICT, f"{node} is not marked", "a node that twins were seen of", "shoal get nodes")
+        record = replace(_record(state), twins=None)
+        await self._save_as_operator(record, Event("NODE_SETTLED", node, "the running one stays", actor, node=node))
+        self.fleet = marked(self.fleet, node, None)
+
+    async def release(self, node: str, actor: str) -> None:
+        """Ends a quarantine. Raises ShoalError(NODE_UNKNOWN | CONFLICT)."""
+        state = self._known(node)
+        if not state.quarantined:
+            raise refuse(Code.CONFLICT, f"{node} is not in quarantine", "a node that is", "shoal get nodes")
+        await self._truth.note(Event("NODE_RELEASED", node, f"was in for {state.refusal}", actor, node=node))
+        self.fleet = released(self.fleet, node)
         self._changed()
 
     async def forget(self, node: str, actor: str) -> int:
@@ -210,6 +267,8 @@ class FleetController:
         after = self.fleet.nodes.get(node)
         if before is None or after is None:
             return refusals[0] if refusals else None
+        if node in self._doubts:
+            await self._settle_doubt(node)
         events = [*_phase_events(before, after), *_quarantine_events(before, after)]
         if events or _matters(before, after):
             self._changed()
@@ -218,6 +277,27 @@ class FleetController:
         for refusal in refusals:
             self._meter.count("messages_refused", code=refusal.code)
         return refusals[0] if refusals else None
+
+    async def _settle_doubt(self, node: str) -> None:
+        """The session goes on after another hello of its name: there are two, once a heartbeat has shown it."""
+        doubt, now = self._doubts[node], self._clock.now()
+        if doubt.beat_at is None:
+            self._doubts[node] = replace(doubt, beat_at=now)
+            return
+        if now - doubt.beat_at < self.fleet.timing.heartbeat_s:
+            return
+        del self._doubts[node]
+        state = self._known(node)
+        twins = Twins(self._peers.get(node, ""), doubt.other, self._clock.wall())
+        if state.twins is not None and (state.twins.running, state.twins.other) == (twins.running, twins.other):
+            return
+        message = f"two agents show this identity: one at {twins.running} has the session, one at {twins.other} has not"
+        try:
+            await self._save(replace(_record(state), twins=twins), Event(Code.TWIN_REFUSED, node, message, node=node))
+        except (StaleRevision, ShoalError):
+            self._doubts[node] = doubt  # said again with the next beat
+            return
+        self.fleet = marked(self.fleet, node, twins)
 
     async def _receipts(self, node: str, epoch: int, signed: tuple[SignedReceipt, ...]) -> Refusal | None:
         if (known := self.fleet.nodes.get(node)) is None or known.epoch != epoch:
@@ -255,16 +335,18 @@ class FleetController:
             *(Event(each.code, each.subject, each.message, f"agent {node}", node=node) for each in message.events)
         )
 
-    async def _save(self, stored: NodeRecord, event: Event) -> None:
+    async def _save(self, stored: NodeRecord, event: Event, also: Mapping[str, bytes] | None = None) -> None:
         name = stored.node.name
         key = NODES + name
         self._revisions[name] = await self._truth.commit(
-            {key: records.dump(stored)}, expect={key: self._revisions.get(name, 0)}, events=[event]
+            {key: records.dump(stored), **(also or {})}, expect={key: self._revisions.get(name, 0)}, events=[event]
         )
 
-    async def _save_as_operator(self, stored: NodeRecord, event: Event) -> None:
+    async def _save_as_operator(
+        self, stored: NodeRecord, event: Event, also: Mapping[str, bytes] | None = None
+    ) -> None:
         try:
-            await self._save(stored, event)
+            await self._save(stored, event, also)
         except StaleRevision as cause:
             raise _conflict(stored.node.name) from cause
 
@@ -277,6 +359,10 @@ class FleetController:
     def _is_alive(self, state: NodeState) -> bool:
         silent = self._clock.now() - state.heard_at
         return state.connected and silent <= TWIN_BEATS * self.fleet.timing.heartbeat_s
+
+
+def _record(state: NodeState) -> NodeRecord:
+    return NodeRecord(state.node, state.epoch, state.cordoned, state.last_seen, state.revoked, state.twins)
 
 
 def _matters(before: NodeState, after: NodeState) -> bool:

@@ -1,19 +1,21 @@
-"""Models on the way in and out: bytes verified, inspected in a child process, then recorded.
+"""Models on the way in and out: signature and bytes verified, inspected in a child process, then recorded.
 
 A refused model leaves no bytes behind.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.catalog import MODELS, Catalog, ModelRecord
 from shoal.coordinator.controllers.events import Event
+from shoal.coordinator.controllers.publishers import NEWEST, Newest, advanced, declared, ended, judge, went_back
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.ports import Blobs, Clock, Inspector, Store
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import ModelProfile
+from shoal.types.signature import Signed
 from shoal.types.units import Bytes
 from shoal.wire.identity import check_name
 
@@ -29,7 +31,10 @@ class Pushed:
 
 
 class ModelsController:
-    """catalog, adopt: the region's documents and models are one value, owned by the workloads' controller."""
+    """catalog, adopt: the region's documents and models are one value, owned by the workloads' controller.
+
+    region: the name of its Region document, which declares publishers' keys.
+    """
 
     def __init__(
         self,
@@ -39,7 +44,9 @@ class ModelsController:
         inspector: Inspector,
         clock: Clock,
         catalog: Callable[[], Catalog],
-        adopt: Callable[[Mapping[str, ModelRecord]], None],
+        adopt: Callable[[Catalog], None],
+        *,
+        region: str,
     ) -> None:
         self._store = store
         self._truth = truth
@@ -48,35 +55,59 @@ class ModelsController:
         self._clock = clock
         self._catalog = catalog
         self._adopt = adopt
+        self._region = region
 
     async def start(self) -> None:
         found = [records.load(ModelRecord, record.value) for record in await self._store.scan(MODELS)]
-        self._adopt({model.digest: model for model in found})
+        lines = [records.load(Newest, record.value) for record in await self._store.scan(NEWEST)]
+        models = {model.digest: model for model in found}
+        self._adopt(replace(self._catalog(), models=models, newest={each.line: each for each in lines}))
 
-    async def push(self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes], *, actor: str) -> Pushed:
-        """name: empty for a model that is only known by its digest.
+    async def push(
+        self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes], *, actor: str, signature: bytes = b""
+    ) -> Pushed:
+        """name: empty for a model that is only known by its digest. signature: an OpenSSF bundle; empty for none.
 
-        Raises ShoalError(NAME_INVALID | MODEL_DIGEST | MODEL_TOO_LARGE | MODEL_INVALID | .. | DISK_FULL | STORE_FULL).
+        Raises ShoalError(NAME_INVALID | MODEL_DIGEST | MODEL_TOO_LARGE | MODEL_INVALID | SIGNATURE_INVALID |
+        SIGNATURE_EXPIRED | MODEL_ROLLBACK | .. | DISK_FULL | STORE_FULL).
         """
-        return await self.keep(await self.receive(name, size, digest, chunks), name, digest, actor=actor)
+        profile = await self.receive(name, size, digest, chunks, signature=signature)
+        return await self.keep(profile, name, digest, actor=actor, signature=signature)
 
-    async def receive(self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> ModelProfile | None:
+    async def receive(
+        self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes], *, signature: bytes = b""
+    ) -> ModelProfile | None:
         """The first half of a push, which a caller may cut off: verified bytes and their profile; None: all known."""
         if name:
             check_name(name, "model name")
+        if signature:
+            self._check(signature, digest)
         if digest in self._catalog().models and await self._blobs.stat(digest) is not None:
             return None
         return await self._taken_in(size, digest, chunks)
 
-    async def keep(self, profile: ModelProfile | None, name: str, digest: str, *, actor: str) -> Pushed:
+    async def keep(
+        self, profile: ModelProfile | None, name: str, digest: str, *, actor: str, signature: bytes = b""
+    ) -> Pushed:
         """The second half: the model is recorded."""
-        if profile is None:
-            return Pushed(await self._named(digest, name, actor), existed=True)
-        names = (name,) if name else ()
-        model = ModelRecord(digest, names, self._clock.wall(), actor, profile)
         try:
             async with self._truth.changing:
-                return Pushed(await self._record(model, name, actor), existed=False)
+                signed = self._check(signature, digest) if signature else None
+                known = self._catalog().models.get(digest)
+                if known is None and profile is None:
+                    raise ShoalError(unknown_model(digest))
+                if known is None:
+                    assert profile is not None
+                    model = ModelRecord(digest, (), self._clock.wall(), actor, profile)
+                else:
+                    model = known
+                if name and name not in model.names:
+                    model = replace(model, names=tuple(sorted({*model.names, name})))
+                if signed is not None:
+                    model = self._with(model, signature, signed)
+                if model != known:
+                    await self._record(model, name, actor, signed)
+                return Pushed(model, existed=known is not None)
         except BaseException:
             if digest not in self._catalog().models:
                 await self._blobs.delete(digest)
@@ -91,6 +122,34 @@ class ModelsController:
         if digest not in self._catalog().models:
             await self._blobs.delete(digest)
         return Pushed(ModelRecord(digest, (), self._clock.wall(), _NOBODY, profile), existed=False)
+
+    async def allow(self, model: str, version: int, actor: str) -> tuple[str, ...]:
+        """Lets an older signed version back, until a newer one than the newest comes. model: its name as signed or as
+        pushed, or a digest. The lines (key and model) that it was allowed for.
+
+        Raises ShoalError(MODEL_UNKNOWN | INVALID_ARGUMENT).
+        """
+        async with self._truth.changing:
+            lines = self._lines(model)
+            if not lines:
+                raise ShoalError(unknown_model(model))
+            changed = [
+                replace(each, allowed=tuple(sorted({*each.allowed, version})))
+                for each in lines
+                if 0 <= version < each.version
+            ]
+            if not changed:
+                raise refuse(
+                    Code.INVALID_ARGUMENT,
+                    f"version {version}",
+                    f"one older than {max(each.version for each in lines)}, the newest that was seen",
+                    "newer ones need no leave",
+                )
+            event = Event("ROLLBACK_ALLOWED", model, f"version {version}", actor)
+            await self._truth.commit({each.stored_at: records.dump(each) for each in changed}, events=[event])
+            newest = {**self._catalog().newest, **{each.line: each for each in changed}}
+            self._adopt(replace(self._catalog(), newest=newest))
+            return tuple(each.line for each in changed)
 
     async def remove(self, name: str, actor: str) -> tuple[str, bool]:
         """(digest, whether the bytes went too). name: or a digest. Raises ShoalError(MODEL_UNKNOWN | IN_USE)."""
@@ -114,7 +173,7 @@ class ModelsController:
         model = catalog.models[digest]
         names = () if name == digest else tuple(other for other in model.names if other != name)
         if names:
-            await self._record(replace(model, names=names), "", actor)
+            await self._record(replace(model, names=names), "", actor, None)
             return digest, False
         if users := catalog.users_of(digest):
             raise refuse(
@@ -125,7 +184,8 @@ class ModelsController:
             )
         event = Event("MODEL_REMOVED", digest, name, actor)
         await self._truth.commit({}, deletes=(MODELS + digest,), events=[event])
-        self._adopt({key: other for key, other in self._catalog().models.items() if key != digest})
+        left = {key: other for key, other in self._catalog().models.items() if key != digest}
+        self._adopt(replace(self._catalog(), models=left))
         await self._blobs.delete(digest)
         return digest, True
 
@@ -138,28 +198,56 @@ class ModelsController:
                 await self._blobs.delete(digest)
             raise
 
-    async def _named(self, digest: str, name: str, actor: str) -> ModelRecord:
-        async with self._truth.changing:
-            known = self._catalog().models.get(digest)
-            if known is None:
-                raise ShoalError(unknown_model(digest))
-            if not name or name in known.names:
-                return known
-            return await self._record(replace(known, names=tuple(sorted({*known.names, name}))), name, actor)
+    def _check(self, signature: bytes, digest: str) -> Signed:
+        """What it says. Raises ShoalError(SIGNATURE_INVALID | SIGNATURE_EXPIRED | MODEL_ROLLBACK)."""
+        catalog = self._catalog()
+        keys = declared(catalog.region(self._region))
+        judged = judge(signature, digest, keys)
+        if judged.signed is None:
+            assert judged.refusal is not None
+            raise ShoalError(judged.refusal)
+        refusal = ended(judged, keys, self._clock.wall())
+        known = catalog.models.get(digest)
+        if refusal is None and (known is None or signature not in known.signatures):
+            refusal = went_back(judged.signed, catalog.newest.get(judged.signed.line))
+        if refusal is not None:
+            raise ShoalError(refusal)
+        return judged.signed
 
-    async def _record(self, model: ModelRecord, name: str, actor: str) -> ModelRecord:
-        """Keeps the model; a name that another model had moves to it."""
+    def _with(self, model: ModelRecord, signature: bytes, signed: Signed) -> ModelRecord:
+        """The model with this signature in place of an earlier one by the same key, and of those that count no more."""
+        keys = declared(self._catalog().region(self._region))
+        others = [judge(bundle, model.digest, keys) for bundle in model.signatures if bundle != signature]
+        kept = [
+            each.bundle for each in others if each.signed is not None and each.signed.fingerprint != signed.fingerprint
+        ]
+        return replace(model, signatures=(*kept, signature))
+
+    def _lines(self, model: str) -> list[Newest]:
+        """What is remembered of a model by any of its names."""
+        catalog = self._catalog()
+        found = {each.line: each for each in catalog.newest.values() if each.line.partition("/")[2] == model}
+        digest = catalog.digest_of(model)
+        for judged in catalog.judged(self._region, catalog.models[digest]) if digest is not None else ():
+            if judged.signed is not None and (newest := catalog.newest.get(judged.signed.line)) is not None:
+                found[newest.line] = newest
+        return list(found.values())
+
+    async def _record(self, model: ModelRecord, name: str, actor: str, signed: Signed | None) -> None:
+        """Keeps the model; a name that another model had moves to it. signed: what its new signature says."""
         models = dict(self._catalog().models)
         changed = {model.digest: model}
         for other in models.values():
             if name and name in other.names and other.digest != model.digest:
                 changed[other.digest] = replace(other, names=tuple(each for each in other.names if each != name))
+        puts = {MODELS + digest: records.dump(each) for digest, each in changed.items()}
+        newest = self._catalog().newest
+        if signed is not None and (after := advanced(signed, newest.get(signed.line))) is not None:
+            puts[after.stored_at] = records.dump(after)
+            newest = {**newest, after.line: after}
         event = Event("MODEL_KEPT", model.digest, ", ".join(model.names), actor)
-        await self._truth.commit(
-            {MODELS + digest: records.dump(each) for digest, each in changed.items()}, events=[event]
-        )
-        self._adopt({**self._catalog().models, **changed})
-        return model
+        await self._truth.commit(puts, events=[event])
+        self._adopt(replace(self._catalog(), models={**models, **changed}, newest=newest))
 
 
 def unknown_model(name: str) -> Refusal:

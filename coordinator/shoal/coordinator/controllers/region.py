@@ -5,7 +5,7 @@ restart finds is what the store holds; nothing else is remembered.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator.controllers.events import EventLog
@@ -90,7 +90,8 @@ class Region:
             inspector,
             clock,
             lambda: self.workloads.catalog,
-            lambda models: self.workloads.adopt(replace(self.workloads.catalog, models=models)),
+            self.workloads.adopt,
+            region=config.name,
         )
         self.store_refusal: Refusal | None = None
         """Why the last step could not be written; None when it could."""

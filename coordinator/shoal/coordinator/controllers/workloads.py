@@ -5,6 +5,7 @@ new generations, the reconciler's memory, the events) in one transaction, and on
 repaired: a session is sent its set when it opens, and again when the node says that it holds another.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -26,14 +27,16 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
-from shoal.coordinator.core.placement.model import Plan, Slot, WorkloadPlan
+from shoal.coordinator.core.fleet.updates import retimed
+from shoal.coordinator.core.placement.model import Plan, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Snapshot
 from shoal.coordinator.core.workloads.model import Content, Happened, Memory, Wait, World
+from shoal.coordinator.core.workloads.trouble import cleared, poisoned
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem, node_price
-from shoal.types.assignment import Credential, DesiredSet
+from shoal.types.assignment import Credential, DesiredSet, Trust
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
@@ -87,8 +90,10 @@ class WorkloadsController:
         """seed: of every choice that placement leaves open. changed: called when the next step should come at once."""
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
+        self.signatures = Signatures()
         self.desired: dict[str, DesiredSet] = {}
         self.credentials: tuple[Credential, ...] = ()
+        self.trust: Trust | None = None
         self.waits: tuple[Wait, ...] = ()
         self.plan_now: Plan | None = None
         """Of the last step."""
@@ -107,6 +112,8 @@ class WorkloadsController:
         self._sent_at: dict[str, Elapsed] = {}
         self._written_at: dict[str, Elapsed] = {}
         self._plans: dict[str, tuple[str, ...]] = {}
+        self._stepping = asyncio.Lock()
+        """Held while what is remembered is computed and written."""
 
     async def start(self) -> None:
         documents = {}
@@ -127,13 +134,20 @@ class WorkloadsController:
         """The new truth about documents and models, already in the store."""
         self.catalog = catalog
         self.intents = catalog.intents
-        self._fleet.fleet = replace(self._fleet.fleet, timing=timing(self.intents))
+        self.signatures = catalog.signatures(self._region)
+        self._fleet.fleet = retimed(self._fleet.fleet, timing(self.intents), self._clock.now())
         self._changed()
 
     async def load_credentials(self) -> None:
         found = [records.load(Credential, record.value) for record in await self._store.scan(CREDENTIALS)]
         self.credentials = tuple(found)
         self._changed()
+
+    def adopt_trust(self, trust: Trust) -> None:
+        """Whom every node shall believe, from the next step on."""
+        if trust != self.trust:
+            self.trust = trust
+            self._changed()
 
     def plan(self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str) -> Planned:
         """What applying would do; changes nothing. No texts: what would change now."""
@@ -160,8 +174,34 @@ class WorkloadsController:
             self.adopt(left)
             return revision
 
+    async def clear(self, name: str, actor: str) -> tuple[str, ...]:
+        """Lets a poisoned model (by name or digest) be tried again; says where.
+
+        Raises ShoalError(MODEL_UNKNOWN | STORE_FULL | STORE_UNAVAILABLE)."""
+        digest = self.catalog.digest_of(name)
+        if digest is None:
+            raise refuse(Code.MODEL_UNKNOWN, f"model {name!r:.80}", "a pushed model", "see `shoal model ls`")
+        async with self._stepping:
+            held = tuple(
+                " on ".join((each.model, f"{each.provider} {each.runtime_version}"))
+                for each in sorted(poisoned(self._memory.crashes))
+                if each.model == digest
+            )
+            if not held:
+                return ()
+            memory = replace(self._memory, crashes=cleared(self._memory.crashes, digest))
+            puts = {MEMORY: records.dump(StoredMemory(self._clock.now(), memory))}
+            await self._truth.commit(puts, events=[Event("MODEL_CLEARED", digest, "; ".join(held), actor)])
+            self._memory = self._saved = memory
+        self._changed()
+        return held
+
     async def step(self) -> None:
         """Raises ShoalError when the store takes nothing: nothing was sent then, and the next step tries again."""
+        async with self._stepping:
+            await self._step()
+
+    async def _step(self) -> None:
         wall = self._clock.wall()
         decision = decide(self._world(self.catalog), self._clock.now(), wall)
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
@@ -274,6 +314,7 @@ class WorkloadsController:
             costs=self._costs(catalog),
             documents=catalog.refs,
             seed=self._seed,
+            signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region),
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:
@@ -287,6 +328,7 @@ class WorkloadsController:
             content.pins,
             credentials,
             content.heartbeat_s,
+            self.trust,
         )
 
     def _is(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> bool:
@@ -295,6 +337,7 @@ class WorkloadsController:
             (known.assignments, known.routes, known.pins, known.heartbeat_s, known.credentials)
             == (content.assignments, content.routes, content.pins, content.heartbeat_s, credentials)
             and known.version.history == self._truth.history
+            and known.trust == self.trust
         )
 
     def _to_send(self, changed: frozenset[str]) -> list[str]:

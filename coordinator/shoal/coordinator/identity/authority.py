@@ -1,11 +1,12 @@
 """The region's own CA: EC P-256, its key in a file that only its owner reads.
 
 A certificate of Shoal: one URI name `shoal://REGION/ROLE/NAME`, no CA flag, digitalSignature, extended key usage by
-role. Roles that serve (agent, gateway, coordinator) also get DNS and IP names, for ordinary TLS clients.
+role. Roles that serve (agent, gateway, coordinator, broker) also get DNS and IP names, for ordinary TLS clients.
 """
 
+import asyncio
 import ipaddress
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,59 +16,100 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.coordinator.ports import Issued
+from shoal.coordinator.identity.roots import Root, Roots, joined, key_usage, moment
+from shoal.coordinator.ports import Issued, RootInfo
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem, write_private
-from shoal.wire.identity import check_name, dns_of, uri_of
-from shoal.wire.token import ca_fingerprint
+from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
+from shoal.wire.identity import BACKDATED_S, check_name, common_name_of, dns_of, uri_of
 
-CA_LIFETIME_S: Final = Seconds(10 * 365 * 86400.0)
-ALLOWANCE_S: Final = 300.0
-"""Certificates begin this much earlier: clocks differ."""
 CSR_BYTES: Final = 8 * 2**10
-SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR})
+SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.BROKER})
+CLIENTS: Final = frozenset(Role) - {Role.BROKER}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class FileAuthority:
-    """ports.Authority with its key in memory, read from `ca/key.pem`."""
+    """ports.Authority and ports.RotatingAuthority, its keys in memory, read from `ca/`."""
 
-    def __init__(self, region: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-        self.region = region
-        self._key = key
-        self._certificate = certificate
+    def __init__(self, roots: Roots) -> None:
+        self.region = roots.region
+        self._roots = roots
+        self._turning = asyncio.Lock()
 
     @classmethod
     def open(cls, folder: Path, region: str, *, wall: Wall, may_create: bool) -> "FileAuthority":
-        """Reads `folder`/{cert.pem,key.pem}; makes them when there are none and `may_create`.
-
-        The certificate is written last: without it nothing was ever issued, so a lone key is a start that was cut off.
-        Raises ShoalError(STATE_CORRUPT) when they are unreadable, do not belong together, or are gone though the
-        region is known.
-        """
-        certificate_file, key_file = folder / "cert.pem", folder / "key.pem"
-        if certificate_file.exists():
-            return cls(region, *_read(certificate_file, key_file, region))
-        if not may_create:
-            raise _corrupt(
-                f"{folder.name}/cert.pem is gone", "restore ca/ from a copy; without it every node must enrol again"
-            )
-        key = new_key()
-        certificate = _self_signed(region, key, wall)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(key_file, key_pem(key))
-        write_private(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
-        return cls(region, key, certificate)
+        """Raises ShoalError(STATE_CORRUPT), as `Roots.open` does."""
+        return cls(Roots.open(folder, region, wall=wall, may_create=may_create))
 
     @property
     def ca_pem(self) -> bytes:
-        return self._certificate.public_bytes(serialization.Encoding.PEM)
+        return joined(self._roots.trusting)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return tuple(root.pem.decode() for root in self._roots.trusting)
+
+    @property
+    def chain_pem(self) -> bytes:
+        """What a server shows after its own certificate: for joiners, who pin a CA before they trust anything, and for
+        those who were away and know only the CA before this one."""
+        return self._roots.issuing.cross + self.ca_pem
 
     @property
     def fingerprint(self) -> str:
-        return ca_fingerprint(self._certificate)
+        return self._roots.issuing.fingerprint
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        return tuple(root.fingerprint for root in self._roots.trusting)
+
+    def recognise(self, certificate: x509.Certificate, *, retired: bool = False) -> str:
+        for root in self._roots.known if retired else self._roots.trusting:
+            if root.issued(certificate):
+                return root.fingerprint
+        raise refuse(
+            Code.CERT_UNTRUSTED,
+            "a certificate of another authority",
+            f"one of {self.region}",
+            "join with a token",
+        )
+
+    @property
+    def stage(self) -> str:
+        return self._roots.stage
+
+    @property
+    def since(self) -> Wall:
+        return self._roots.since
+
+    def infos(self) -> tuple[RootInfo, ...]:
+        roots = self._roots
+        return tuple(
+            RootInfo(root.fingerprint, Wall(root.certificate.not_valid_after_utc.timestamp()), _state(roots, root))
+            for root in roots.known
+        )
+
+    async def begin(self, wall: Wall) -> None:
+        await self._turn("idle", lambda: self._roots.begun(wall))
+
+    async def promote(self, wall: Wall) -> None:
+        await self._turn("trust", lambda: self._roots.promoted(wall))
+
+    async def retire(self, wall: Wall) -> None:
+        await self._turn("issue", lambda: self._roots.retired(wall))
+
+    async def _turn(self, stage: str, step: Callable[[], Roots]) -> None:
+        async with self._turning:
+            if self._roots.stage != stage:
+                raise refuse(
+                    Code.CONFLICT,
+                    f"the rotation is at {self._roots.stage}",
+                    f"at {stage}",
+                    "look at it: shoal ca status",
+                )
+            self._roots = await asyncio.to_thread(step)
 
     def check(self, csr_pem: bytes, name: str) -> None:
         _checked(csr_pem, name)
@@ -78,33 +120,38 @@ class FileAuthority:
         check_name(name, "name")
         request = _checked(csr_pem, name)
         server = role in SERVERS
-        ends = min(_moment(wall + lifetime_s), self._certificate.not_valid_after_utc)
-        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if server else [])]
+        issuing = self._roots.issuing
+        if issuing.key is None:
+            raise refuse(Code.STATE_CORRUPT, "the key of the CA that issues is gone", "ca/ whole", "restore it")
+        ends = min(moment(wall + lifetime_s), issuing.certificate.not_valid_after_utc)
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH] if role in CLIENTS else []
+        usages += [ExtendedKeyUsageOID.SERVER_AUTH] if server else []
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri_of(self.region, role, name))]
         if server:
             names.append(x509.DNSName(dns_of(self.region, role, name)))
             names.extend(_host(host) for host in dict.fromkeys((*_LOOPBACK, *hosts)))
+        common_name = common_name_of(role, name)
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
         certificate = (
             x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(self._certificate.subject)
+            .subject_name(subject)
+            .issuer_name(issuing.certificate.subject)
             .public_key(request.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(_moment(wall - ALLOWANCE_S))
+            .not_valid_before(moment(wall - BACKDATED_S))
             .not_valid_after(ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs=False), critical=True)
+            .add_extension(key_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=not common_name)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(request.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuing.key.public_key()), critical=False)
+            .sign(issuing.key, hashes.SHA256())
         )
-        return Issued(
-            certificate.public_bytes(serialization.Encoding.PEM),
-            str(certificate.serial_number),
-            Wall(ends.timestamp()),
-        )
+        pem = certificate.public_bytes(serialization.Encoding.PEM)
+        if self._roots.stage == "issue":
+            pem += issuing.cross
+        return Issued(pem, str(certificate.serial_number), Wall(ends.timestamp()), issuing.fingerprint)
 
     def enrol_self(
         self, role: Role, name: str, *, hosts: tuple[str, ...] = (), lifetime_s: Seconds, wall: Wall
@@ -140,53 +187,12 @@ def _checked(csr_pem: bytes, name: str) -> x509.CertificateSigningRequest:
     return request
 
 
-def _read(certificate_file: Path, key_file: Path, region: str) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    remedy = "restore ca/ from a copy"
-    try:
-        certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
-        key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as cause:
-        raise _corrupt(f"the CA's files cannot be read: {type(cause).__name__}", remedy) from cause
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise _corrupt("the CA's key is not the one of its certificate", remedy)
-    if certificate.subject != _ca_name(region):
-        raise _corrupt("the CA is another region's", f"start with the data directory of {region}")
-    return key, certificate
-
-
-def _self_signed(region: str, key: ec.EllipticCurvePrivateKey, wall: Wall) -> x509.Certificate:
-    check_name(region, "region")
-    return (
-        x509.CertificateBuilder()
-        .subject_name(_ca_name(region))
-        .issuer_name(_ca_name(region))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_moment(wall - ALLOWANCE_S))
-        .not_valid_after(_moment(wall + CA_LIFETIME_S))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _ca_name(region: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Shoal region {region}")])
-
-
-def _key_usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _state(roots: Roots, root: Root) -> str:
+    if root.name == roots.issuing_name:
+        return "issuing"
+    if root.name not in roots.trusted:
+        return "retired"
+    return "next" if roots.stage == "trust" else "trusted"
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -196,13 +202,5 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _moment(wall: float) -> datetime:
-    return datetime.fromtimestamp(wall, UTC)
-
-
 def _denied(found: str, asked: str) -> ShoalError:
     return refuse(Code.CSR_DENIED, found, asked, "let `shoal-agent join` or `shoal context login` make the request")
-
-
-def _corrupt(found: str, remedy: str) -> ShoalError:
-    return refuse(Code.STATE_CORRUPT, found, "the region's CA", remedy)

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Final
 
 import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Clock
@@ -33,24 +35,52 @@ class ServerIdentity:
         """Holds cert.pem, key.pem and ca.pem of the newest certificate."""
         return self._folder
 
+    @property
+    def certificate(self) -> Path:
+        """This, `key` and `ca`: wire.handshake.PemFiles."""
+        return self._folder / "cert.pem"
+
+    @property
+    def key(self) -> Path:
+        return self._folder / "key.pem"
+
+    @property
+    def ca(self) -> Path:
+        return self._folder / "ca.pem"
+
     def credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
         """The chain carries the CA, so that a joiner can pin it before it trusts anything."""
+        material = self._material()
+
+        def newest() -> grpc.ServerCertificateConfiguration | None:
+            """At each handshake; None keeps what is in use. gRPC's core is not safe against a configuration that is
+            replaced while others shake hands: a flood of them crashed it when each brought its own."""
+            nonlocal material
+            fresh = self._material()
+            if fresh == material:
+                return None
+            material = fresh
+            return _configuration(material, client_certificates)
+
         dynamic: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-            self._configuration(client_certificates),
-            lambda: self._configuration(client_certificates),
-            require_client_authentication=client_certificates,
+            _configuration(material, client_certificates), newest, require_client_authentication=client_certificates
         )
         return dynamic
 
-    def _configuration(self, client_certificates: bool) -> grpc.ServerCertificateConfiguration:
-        if self._is_due():
-            self._current = self._renewed()
-        chain = self._current.certificate_pem + self._current.ca_pem
-        roots = self._current.ca_pem if client_certificates else None
-        return grpc.ssl_server_certificate_configuration([(self._current.key_pem, chain)], roots)
+    def _material(self) -> tuple[bytes, bytes, bytes]:
+        """(key, chain, roots) as PEM."""
+        self.refresh()
+        return self._current.key_pem, self._chain(), self._current.ca_pem
 
-    def _is_due(self) -> bool:
-        return _is_due(self._current.certificate_pem, self._clock.wall())
+    def refresh(self) -> None:
+        """Makes it anew when its time nears its end, or when another CA issues or is trusted."""
+        due = _is_due(self._current.certificate_pem, self._clock.wall())
+        if due or self._current.ca_pem != self._authority.ca_pem:
+            self._current = self._renewed()
+
+    def _chain(self) -> bytes:
+        own = x509.load_pem_x509_certificate(self._current.certificate_pem)
+        return own.public_bytes(serialization.Encoding.PEM) + self._authority.chain_pem
 
     def _renewed(self) -> Enrolled:
         enrolled = self._authority.enrol_self(
@@ -58,6 +88,13 @@ class ServerIdentity:
         )
         enrolled.write(self._folder)
         return enrolled
+
+
+def _configuration(
+    material: tuple[bytes, bytes, bytes], client_certificates: bool
+) -> grpc.ServerCertificateConfiguration:
+    key, chain, roots = material
+    return grpc.ssl_server_certificate_configuration([(key, chain)], roots if client_certificates else None)
 
 
 def first_operator(authority: FileAuthority, folder: Path, wall: Wall) -> None:

@@ -7,7 +7,6 @@ is the only name a session has.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -15,18 +14,16 @@ import structlog
 from cryptography import x509
 
 from shoal.coordinator.controllers.finish import finish
+from shoal.coordinator.link.check import check_hello, check_signatures
+from shoal.coordinator.link.outbox import Outbox
 from shoal.coordinator.ports import LinkEvents, Meter
-from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.link import FromAgent, Hello, Receipts, Refused, ToAgent
+from shoal.types.link import Hello, Refused, ToAgent
 from shoal.v1 import link_pb2, link_pb2_grpc
 from shoal.wire import nouns
-from shoal.wire.identity import Identity, identity_of_context
-from shoal.wire.signing import verify
+from shoal.wire.identity import Identity, identity_of_context, peer_ip
 
 HELLO_S: Final = 10.0
-OUTBOX: Final = 32
-"""Messages other than the desired set that may wait for one node; more, and the session ends: it does not read."""
 MOST_INVALID: Final = 20
 """Messages that cannot be read, in one session, before it ends."""
 
@@ -36,11 +33,10 @@ log: Final = structlog.get_logger("shoal.coordinator.link")
 class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
     """ports.AgentLinks, and the servicer that feeds ports.LinkEvents."""
 
-    def __init__(self, region: str, meter: Meter) -> None:
-        self._region = region
+    def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._events: LinkEvents | None = None
-        self._outboxes: dict[str, _Outbox] = {}
+        self._outboxes: dict[str, Outbox] = {}
 
     def bind(self, events: LinkEvents) -> None:
         """Once, before serving."""
@@ -69,9 +65,9 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
             raise refuse(Code.COORDINATOR_UNREACHABLE, "the coordinator is starting", "", "call again")
         identity = identity_of_context(context)
         hello = await self._hello(request_iterator, identity)
-        outbox = _Outbox()
+        outbox = Outbox()
         try:
-            refusal = await finish(self._open(events, identity, hello, outbox))
+            refusal = await finish(self._open(events, identity, hello, outbox, peer_ip(context.peer())))
             if refusal is not None:
                 yield nouns.to_agent_to_wire(Refused(refusal, fatal=False))
                 return
@@ -90,8 +86,10 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                 log.info("session closed", node=identity.name, epoch=outbox.epoch)
                 await events.closed(identity.name, outbox.epoch)
 
-    async def _open(self, events: LinkEvents, identity: Identity, hello: Hello, outbox: "_Outbox") -> Refusal | None:
-        answer = await events.opened(identity.name, identity.role, hello)
+    async def _open(
+        self, events: LinkEvents, identity: Identity, hello: Hello, outbox: Outbox, peer: str
+    ) -> Refusal | None:
+        answer = await events.opened(identity.name, identity.role, hello, peer=peer)
         if isinstance(answer, Refusal):
             self._meter.count("sessions_refused", code=answer.code)
             log.warning("session refused", node=identity.name, code=answer.code, found=answer.found)
@@ -115,14 +113,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
             ) from cause
         if not isinstance(first, Hello):
             raise refuse(Code.MESSAGE_INVALID, type(first).__name__, "hello first", "update the agent")
-        node = first.node
-        if (node.region, node.role, node.name) != (identity.region, identity.role, identity.name):
-            raise refuse(
-                Code.NODE_MISMATCH,
-                f"a hello of shoal://{node.region}/{node.role}/{node.name}",
-                identity.uri,
-                "a node speaks for itself only",
-            )
+        check_hello(first, identity)
         return first
 
     async def _read(
@@ -132,14 +123,14 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         identity: Identity,
         epoch: int,
         certificate: x509.Certificate,
-        outbox: "_Outbox",
+        outbox: Outbox,
     ) -> None:
         invalid = 0
         try:
             async for message in messages:
                 try:
                     noun = nouns.from_agent_from_wire(message)
-                    self._check_signatures(noun, identity, certificate)
+                    check_signatures(noun, identity, certificate)
                 except ShoalError as error:
                     invalid += 1
                     self._meter.count("messages_refused", code=error.code)
@@ -154,53 +145,6 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
             log.exception("session failed", node=identity.name, epoch=epoch)
         finally:
             outbox.close()
-
-    def _check_signatures(self, message: FromAgent, identity: Identity, certificate: x509.Certificate) -> None:
-        """Receipts are stored, so they are signed by the key of the certificate that this stream was opened with."""
-        if isinstance(message, Receipts):
-            for each in message.receipts:
-                verify(certificate, each.signature, self._region, identity.name, "receipt", each.content)
-
-
-class _Outbox:
-    """What waits for one node. A newer desired set takes the place of an older one that was not sent yet.
-
-    epoch: of its session; 0 until that is open.
-    """
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self._waiting: deque[ToAgent] = deque()
-        self._desired: DesiredSet | None = None
-        self._closed = False
-        self._wake = asyncio.Event()
-        self._wake.set()
-
-    def put(self, message: ToAgent) -> None:
-        if isinstance(message, DesiredSet):
-            self._desired = message
-        elif len(self._waiting) < OUTBOX:
-            self._waiting.append(message)
-        else:
-            self._closed = True
-        self._wake.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._wake.set()
-
-    async def __aiter__(self) -> AsyncIterator[ToAgent]:
-        while True:
-            self._wake.clear()
-            while self._waiting:
-                yield self._waiting.popleft()
-            if self._desired is not None:
-                desired, self._desired = self._desired, None
-                yield desired
-                continue
-            if self._closed:
-                return
-            await self._wake.wait()
 
 
 def _certificate(context: Any) -> x509.Certificate:

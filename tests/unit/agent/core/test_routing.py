@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.core import routing
-from shoal.agent.core.routing import Condemned, Fault, Health, Limits, Load, Next, Tries
+from shoal.agent.core.routing import Condemned, Fault, Health, Limits, Load, Next, Suspects, Tries
 from shoal.types.codes import Code, Refusal
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes, Elapsed, Seconds
@@ -280,3 +280,17 @@ def test_condemned_requests_are_forgotten_in_time_and_in_number() -> None:
     assert condemned.left_s(b"\x04", Elapsed(NOW + 4)) == pytest.approx(6.0)
     assert condemned.left_s(b"\x04", Elapsed(NOW + 10)) is None
     assert len(condemned) == 2
+
+
+def test_a_suspect_stays_one_until_it_is_answered_or_its_time_is_over() -> None:
+    suspects = Suspects(keep_s=10.0, size=3)
+    assert suspects.crashed_with(b"p", NOW) is None
+    suspects.add(b"p", frozenset({b"x", b"y"}), NOW)
+    suspects.add(b"x", frozenset({b"p", b"y"}), NOW)
+    suspects.answered(b"x")
+    assert suspects.crashed_with(b"x", NOW) is None
+    assert suspects.crashed_with(b"p", NOW) == {b"y"}, "x has been answered: it explains no crash"
+    assert suspects.crashed_with(b"p", Elapsed(NOW + 10)) is None
+    for n in range(5):
+        suspects.add(bytes([n]), frozenset(), NOW)
+    assert len(suspects) == 3

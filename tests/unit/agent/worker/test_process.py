@@ -8,10 +8,11 @@ from dataclasses import replace
 import onnx
 import pytest
 
+from shoal.agent.frames import start_time
 from shoal.agent.worker.messages import LoadOrder, Meters, State, WorkerStatus, from_json, pack, unpack
 from shoal.agent.worker.pool import PoolOptions, may_share
 from shoal.agent.worker.probe import half_width, read_graph, with_weights
-from shoal.agent.worker.process import EXIT_STUCK, blamed, brief_stack, judge_exit, start_time
+from shoal.agent.worker.process import EXIT_STUCK, blamed, brief_stack, judge_exit
 from shoal.types.assignment import Assignment, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource

@@ -9,6 +9,7 @@ import pytest
 
 from harness.region import CountingIds, ManualClock
 from harness.report import IN_PROCESS, record
+from shoal.coordinator.controllers import enrolment as enrolment_module
 from shoal.coordinator.controllers.enrolment import GUESSES, TOKENS, Enrolment, Token
 from shoal.coordinator.controllers.events import AUDIT, EventLog
 from shoal.coordinator.controllers.records import load
@@ -64,6 +65,32 @@ async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
     assert not any(prize.secret in str(each) for each in kept), "a secret is kept as its hash"
     assert (await enrolment.redeem(prize.text, csr, "edge-1", peer="10.9.9.9")).name == "edge-1"
     record("A06", IN_PROCESS, ADDRESSES * EACH, seed=SEED, redeemed=0, audit_entries=audited, addresses=ADDRESSES)
+    await store.close()
+
+
+async def test_a06_addresses_are_remembered_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The busiest guesser stays slowed down while others come and go; those that were quiet for longest go first."""
+    monkeypatch.setattr(enrolment_module, "MOST_ADDRESSES", 8)
+    clock = ManualClock()
+    store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
+    authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
+    enrolment = Enrolment(
+        "eu", store, authority, EventLog(store, clock, kept=10, audit_kept=1000), clock, CountingIds(), Counters()
+    )
+
+    async def guess(peer: str) -> Code:
+        with pytest.raises(ShoalError) as refused:
+            await enrolment.redeem("nonsense", b"", "edge-1", peer=peer)
+        return refused.value.code
+
+    for _ in range(GUESSES):
+        assert await guess("10.0.0.1") is Code.TOKEN_INVALID
+    for number in range(50):
+        assert await guess(f"10.0.1.{number}") is Code.TOKEN_INVALID
+        assert await guess("10.0.0.1") is Code.OVERLOADED
+    for number in range(8):
+        await guess(f"10.0.2.{number}")
+    assert await guess("10.0.0.1") is Code.TOKEN_INVALID, "forgotten once eight others had called since"
     await store.close()
 
 

@@ -1,6 +1,8 @@
 """Work that is finished before its caller's cancellation goes on."""
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,27 @@ async def test_a_cancelled_caller_waits_for_the_end() -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert steps == ["committed", "remembered"]
+
+
+async def test_what_goes_wrong_after_its_caller_has_left_is_nobodys() -> None:
+    told = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        await may_end.wait()
+        raise ValueError("too late")
+
+    caller = asyncio.create_task(finish(work()))
+    await begun.wait()
+    caller.cancel()
+    may_end.set()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    del caller
+    gc.collect()
+    assert told == []
 
 
 async def test_results_and_errors_pass_through() -> None:

@@ -60,10 +60,11 @@ def assignment(name: str = "a-1", memory: int = 100 * MIB, **changes: Any) -> As
 def test_full_replaces_and_a_delta_amends() -> None:
     one, two = observed(assignment("a-1"), Phase.READY), observed(assignment("a-2"), Phase.LOADING)
     fleet = beat(fleet_of(A), A, 2, 1.0, observed=(one, two))
-    fleet = beat(fleet, A, 3, 2.0, full=False, observed=(replace(two, phase=Phase.READY),), gone=("a-1",), readings=())
+    fleet = beat(fleet, A, 3, 2.0, full=False, observed=(replace(two, phase=Phase.READY),), gone=("a-1",))
     state = fleet.nodes["a"]
     assert {name: each.phase for name, each in state.observed.items()} == {"a-2": Phase.READY}
     assert "cpu0" in state.readings
+    assert beat(fleet, A, 4, 3.0, full=False, readings=()).nodes["a"].readings == {}, "a device that is silent is lost"
     assert beat(fleet, A, 4, 3.0).nodes["a"].observed == {}
 
 
@@ -109,6 +110,17 @@ def test_silence_makes_suspect_then_lost_and_a_beat_makes_ready() -> None:
     assert found == [(3.5, Liveness.SUSPECT), (10.5, Liveness.LOST)]
     fleet, changes = judge(beat(fleet, A, 2, 12.5), Elapsed(12.5))
     assert [(change.before, change.after) for change in changes] == [(Liveness.LOST, Liveness.READY)]
+
+
+def test_a_shorter_beat_counts_once_the_nodes_can_have_heard_of_it() -> None:
+    fleet = beat(fleet_of(A, node("b")), A, 2, 0.9)
+    fleet = updates.retimed(fleet, Timing(Seconds(0.2), Seconds(2.0)), Elapsed(1.0))
+    found = []
+    for tick in range(2, 12):
+        fleet = beat(fleet, A, 1 + tick, tick * 0.5)
+        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        found += [(tick * 0.5, change.node, change.after) for change in changes]
+    assert found == [(4.0, "b", Liveness.LOST)]
 
 
 def test_an_observer_that_paused_suspects_nobody_before_a_window() -> None:

@@ -175,6 +175,20 @@ def test_operators_and_precisions_that_a_provider_was_not_seen_to_run() -> None:
     assert found.code is Code.PRECISION_DENIED
 
 
+def test_a_convolution_in_a_precision_that_only_products_were_seen_to_run_in() -> None:
+    of, on = node("a"), node("a").devices[0]
+    rates = receipt(of, on).rates
+    doubles = replace(rates, matmul_flops={**rates.matmul_flops, "fp64": 1e10})
+    fleet = fleet_of(of, precisions=("fp32", "int8", "fp64"), rates=doubles)
+    convolves = profile(precision="fp64")
+    refusal = candidate(only(place(inputs(fleet, intent(), profiles={convolves.digest: convolves}))), "a").refusal
+    assert refusal is not None
+    assert (refusal.code, refusal.asked) == (Code.OP_UNSUPPORTED, "Conv")
+    multiplies = replace(convolves, costs=tuple(cost for cost in convolves.costs if cost.operator != "Conv"))
+    found = candidate(only(place(inputs(fleet, intent(), profiles={multiplies.digest: multiplies}))), "a")
+    assert (found.chosen, found.refusal) == (True, None)
+
+
 def test_a_receipt_of_another_runtime_is_stale() -> None:
     fleet = fleet_of(node("a"))
     state = fleet.nodes["a"]

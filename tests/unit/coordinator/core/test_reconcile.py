@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from unit.coordinator.core.region import DIGEST, SMALL, Region, intent, node
 
+from shoal.coordinator.core.fleet.state import Liveness
 from shoal.types.codes import Code
 from shoal.types.workload import ModelRef, Quota, Spread, Weights
 
@@ -237,6 +238,22 @@ def test_a_coordinator_that_restarts_changes_nothing_until_the_nodes_had_a_windo
     assert region.replicas() == before
     assert region.desired["c"].routes == routes
     assert all(len(agent.started) <= 1 for agent in region.agents.values())
+
+
+def test_a_silent_node_keeps_its_own_replicas_in_its_own_table() -> None:
+    """The first set that it takes when its link is back must not send its own clients away."""
+    region = Region(node("a"), node("b"), flops={"a": 2e11, "b": 1e11})
+    region.intents = (intent(),)
+    region.run(10)
+    assert region.routed("a") == region.routed("b") == ["a"]
+    region.agents["a"].up = False
+    region.run(4)
+    assert region.fleet.nodes["a"].liveness is Liveness.SUSPECT
+    assert region.routed("b") == [], "nobody else is sent there"
+    assert region.routed("a") == ["a"]
+    region.agents["a"].up = True
+    region.run(1)
+    assert region.routed("a")[0] == "a"
 
 
 def test_a_lower_quota_drains_what_is_over_it_by_priority() -> None:

@@ -45,6 +45,8 @@ def held(fleet: Fleet, now: Elapsed) -> frozenset[str]:
 
 
 def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:
+    if state.revoked:
+        return Liveness.LOST
     timing = fleet.timing
     silent = now - state.heard_at
     if state.epoch == 0 or state.liveness is Liveness.NEVER_SEEN:
@@ -74,7 +76,10 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
     silent = [
         state.name
         for state in fleet.nodes.values()
-        if state.liveness in (Liveness.SUSPECT, Liveness.LOST) and state.epoch > 0 and state.heard_at >= first
+        if state.liveness in (Liveness.SUSPECT, Liveness.LOST)
+        and state.epoch > 0
+        and state.heard_at >= first
+        and not state.revoked
     ]
     alive = sum(state.liveness is Liveness.READY for state in fleet.nodes.values())
     if len(silent) < MASS_NODES or len(silent) < MASS_SHARE * (alive + len(silent)):

@@ -41,12 +41,23 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Twins:
+    """Two agents showed one identity at once, and an operator has yet to say what that means. running, other: where the
+    one with the session and the one that was refused called from."""
+
+    running: str
+    other: str
+    since: Wall
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """One node as last heard.
 
     epoch 0: no session yet. heard_at: last valid message. reported: a full status came in this boot of the node, so
     `observed` is whole. strikes: absurd reports less clean ones since; quarantined while they persist. refusal: the
-    last absurdity. since: when `liveness` became what it is.
+    last absurdity. since: when `liveness` became what it is. revoked: its certificates are refused; it counts as lost.
+    serial, roots: of its certificate and of the CAs that it trusts, as it says.
     """
 
     node: Node
@@ -68,6 +79,10 @@ class NodeState:
     strikes: int = 0
     quarantined: bool = False
     refusal: Refusal | None = None
+    revoked: bool = False
+    twins: Twins | None = None
+    serial: str = ""
+    roots: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.checks import check_observed, check_reading, check_receipt, check_status
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Timing, Twins
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Reading
@@ -27,6 +27,14 @@ def restored(nodes: tuple[NodeState, ...], fleet: Fleet, now: Elapsed) -> Fleet:
     return replace(fleet, nodes=seen, patient_until=patient_until, ticked_at=now, mass_silence=None)
 
 
+def retimed(fleet: Fleet, timing: Timing, now: Elapsed) -> Fleet:
+    """Silence is judged by other rules from now on. A shorter beat counts only once the nodes can have heard of it."""
+    if timing.suspect_after_s >= fleet.timing.suspect_after_s:
+        return replace(fleet, timing=timing)
+    patient_until = Elapsed(max(fleet.patient_until, now + fleet.timing.suspect_after_s))
+    return replace(fleet, timing=timing, patient_until=patient_until)
+
+
 def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) -> Fleet:
     """A session began. Until its first full status the node counts as it was last seen, unless it booted since."""
     known = fleet.nodes.get(node.name)
@@ -40,6 +48,7 @@ def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) ->
     return fleet.put(
         replace(
             _heard(known, now, wall), node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts,
+            revoked=False,
             readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
         )
     )  # fmt: skip
@@ -74,10 +83,12 @@ def status_received(
         sequence=status.sequence,
         version=status.version,
         observed=known_observed | kept | good_observed,
-        readings={**known.readings, **_good_readings(status, known.node, wall)},
+        readings=_readings(known, status, wall),
         ingress=status.ingress if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,
         reported=known.reported or status.full,
+        serial=status.serial or known.serial,
+        roots=status.roots or known.roots,
     )
     return fleet.put(state), refusals
 
@@ -117,6 +128,27 @@ def cordoned(fleet: Fleet, node: str, is_cordoned: bool) -> Fleet:
     return fleet if known is None else fleet.put(replace(known, cordoned=is_cordoned))
 
 
+def revoked(fleet: Fleet, node: str, epoch: int) -> Fleet:
+    """Its certificates are refused from now on: lost at once, whatever it says, and its session is over."""
+    known = fleet.nodes.get(node)
+    if known is None:
+        return fleet
+    lost = replace(known, revoked=True, connected=False, epoch=epoch, liveness=Liveness.LOST, twins=None)
+    return fleet.put(lost)
+
+
+def marked(fleet: Fleet, node: str, twins: Twins | None) -> Fleet:
+    """Two agents showed its identity; None: an operator settled that."""
+    known = fleet.nodes.get(node)
+    return fleet if known is None else fleet.put(replace(known, twins=twins))
+
+
+def released(fleet: Fleet, node: str) -> Fleet:
+    """An operator looked at it: what it reported is forgiven, and what it reports next is judged anew."""
+    known = fleet.nodes.get(node)
+    return fleet if known is None else fleet.put(replace(known, strikes=0, quarantined=False, refusal=None))
+
+
 def forgotten(fleet: Fleet, node: str) -> Fleet:
     """The node was deleted by an operator."""
     return replace(fleet, nodes={name: state for name, state in fleet.nodes.items() if name != node})
@@ -139,8 +171,11 @@ def _refused_keys(status: Status) -> set[str]:
     return {each.assignment for each in status.observed if check_observed(each) is not None}
 
 
-def _good_readings(status: Status, node: Node, wall: Wall) -> dict[str, Reading]:
-    return {each.device: each for each in status.readings if check_reading(each, node, wall) is None}
+def _readings(known: NodeState, status: Status, wall: Wall) -> dict[str, Reading]:
+    """Of the devices that answered their node: a device without one is lost. An absurd one leaves the last good."""
+    answered = {each.device for each in status.readings}
+    kept = {device: reading for device, reading in known.readings.items() if device in answered}
+    return kept | {each.device: each for each in status.readings if check_reading(each, known.node, wall) is None}
 
 
 def _has(node: Node, device: str) -> bool:

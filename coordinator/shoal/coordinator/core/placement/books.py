@@ -10,7 +10,7 @@ from shoal.coordinator.core.placement.model import Slot
 from shoal.coordinator.core.placement.standing import Current, Standing
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Quota, WorkloadKey
+from shoal.types.workload import Intent, Quota, Spread, WorkloadKey
 
 CLAIM_ENDED = frozenset({Code.NODE_LOST, Code.NODE_UNKNOWN, Code.DEVICE_LOST, Code.POISONED})
 
@@ -99,9 +99,10 @@ def quota_caps(scope: Scope, workloads: Sequence[tuple[Intent, Current]]) -> Map
     Where a tenant runs more than its quota (it was lowered, or a lost node came back) the workload of the lowest rank
     that has more than one gives one up, again and again; last ones are given up only when all have just one.
     """
-    caps = {intent.key: min(len(current.standing), intent.require.replicas) for intent, current in workloads}
+    may_stay = {intent.key: _spread_out(intent, current.standing) for intent, current in workloads}
+    caps = {intent.key: min(len(may_stay[intent.key]), intent.require.replicas) for intent, _ in workloads}
     for tenant, quota in scope.inputs.quotas.items():
-        mine = [(intent.key, current.standing) for intent, current in workloads if intent.key.tenant == tenant]
+        mine = [(key, standing) for key, standing in may_stay.items() if key.tenant == tenant]
 
         def over(mine: Sequence[tuple[WorkloadKey, tuple[Standing, ...]]] = mine, quota: Quota = quota) -> bool:
             kept = [each for key, standing in mine for each in standing[: caps[key]]]
@@ -114,3 +115,12 @@ def quota_caps(scope: Scope, workloads: Sequence[tuple[Intent, Current]]) -> Map
             several = [key for key, _ in mine if caps[key] > 1]
             caps[(several or [key for key, _ in mine if caps[key] > 0])[-1]] -= 1
     return caps
+
+
+def _spread_out(intent: Intent, standing: Sequence[Standing]) -> tuple[Standing, ...]:
+    """Those that the spread lets stand together."""
+    places: dict[object, Standing] = {}
+    for each in standing:
+        place = {Spread.NONE: each.assignment.id, Spread.DEVICE: each.slot, Spread.NODE: each.node}
+        places.setdefault(place[intent.require.spread], each)
+    return tuple(places.values())

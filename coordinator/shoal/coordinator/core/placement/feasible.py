@@ -12,7 +12,8 @@ from shoal.coordinator.core.fleet.judge import held
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, Triple
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical, rounded_up
-from shoal.coordinator.core.prediction.demand import Demand, demand_of
+from shoal.coordinator.core.placement.signatures import expired, unsigned
+from shoal.coordinator.core.prediction.demand import CONV, Demand, demand_of
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.policies.cel import Expression, device_fields, model_fields, node_fields
@@ -41,22 +42,24 @@ class Order(IntEnum):
     NODE = 0
     SELECTOR = 1
     RESIDENCY = 2
-    PRECISION = 3
-    OPERATORS = 4
-    CAPABILITY = 5
-    POISONED = 6
-    FAILED_HERE = 7
-    MEMORY = 8
-    LATENCY = 9
-    COST = 10
-    ENERGY = 11
-    CARBON = 12
-    UTILISATION = 13
-    QUOTA = 14
-    SPREAD = 15
+    SIGNATURE = 3
+    PRECISION = 4
+    OPERATORS = 5
+    CAPABILITY = 6
+    POISONED = 7
+    FAILED_HERE = 8
+    SIGNATURE_AGE = 9
+    MEMORY = 10
+    LATENCY = 11
+    COST = 12
+    ENERGY = 13
+    CARBON = 14
+    UTILISATION = 15
+    QUOTA = 16
+    SPREAD = 17
 
 
-HARD = frozenset({Order.SELECTOR, Order.RESIDENCY, Order.PRECISION})
+HARD = frozenset({Order.SELECTOR, Order.RESIDENCY, Order.SIGNATURE, Order.PRECISION})
 """What a running replica must still meet when nothing in its documents changed. The rest was judged when it was placed:
 figures that move with the weather (latency, cost, energy) do not by themselves move work."""
 
@@ -227,6 +230,9 @@ class Scope:
         """Why nothing new may be placed on this node."""
         state = option.state
         name = state.name
+        if state.revoked:
+            refusal = Refusal(Code.CERT_REVOKED, f"{name} was revoked", "a member of the region")
+            return Fault(Order.NODE, refusal, physical(f"join {name} again with a new token"))
         if state.cordoned:
             refusal = Refusal(Code.NODE_CORDONED, f"{name} is cordoned", "a node that takes new work")
             return Fault(Order.NODE, refusal, physical(f"shoal uncordon {name}"))
@@ -247,7 +253,7 @@ class Scope:
         return None
 
     def document_faults(self, option: Option, require: Requirements) -> Iterator[Fault]:
-        """`HARD` constraints: where, residency, precision."""
+        """`HARD` constraints: where, residency, the publisher's signature, precision."""
         if require.where and (refusal := self._selector(option, require.where)) is not None:
             admits = f'node.name == "{option.state.name}" && device.name == "{option.device.name}"'
             yield Fault(Order.SELECTOR, refusal, Give(where=admits, distance=CATEGORY))
@@ -255,6 +261,8 @@ class Scope:
             here = self.inputs.region.residency or self.inputs.region.name
             refusal = Refusal(Code.RESIDENCY, f"{self.inputs.region.name} lies in {here}", ", ".join(require.residency))
             yield Fault(Order.RESIDENCY, refusal, Give(residency=here, distance=2 * CATEGORY))
+        if (missing := unsigned(self.inputs.signatures, option.model, require)) is not None:
+            yield Fault(Order.SIGNATURE, *missing)
         if require.precisions and option.precision not in require.precisions:
             refusal = Refusal(Code.PRECISION_DENIED, option.precision, f"one of {', '.join(require.precisions)}")
             yield Fault(Order.PRECISION, refusal, Give(precision=option.precision, distance=CATEGORY))
@@ -271,11 +279,23 @@ class Scope:
     def _device_faults(self, option: Option, require: Requirements) -> Iterator[Fault]:
         receipt, device = option.receipt, option.device
         where = f"{option.state.name}/{device.name}"
+        if option.state.reported and device.name not in option.state.readings:
+            refusal = Refusal(Code.DEVICE_LOST, f"{where} does not answer its node", "a device that can be read")
+            yield Fault(Order.NODE, refusal, physical(f"look at the driver of {where}"))
         computes = option.profile.flops > 0  # what only moves values asks for no arithmetic of their type
         if computes and receipt is not None and receipt.precisions and option.precision not in receipt.precisions:
             found = f"{where} runs {', '.join(receipt.precisions)}"
             refusal = Refusal(Code.PRECISION_DENIED, found, option.precision)
             yield Fault(Order.PRECISION, refusal, physical(f"add a variant in {' or '.join(receipt.precisions)}"))
+        if receipt is not None and option.precision in receipt.precisions and receipt.rates.conv_flops:
+            layers = sorted(
+                {cost.operator for cost in option.profile.costs if cost.operator in CONV and cost.flops > 0}
+            )
+            if layers and option.precision not in receipt.rates.conv_flops:
+                found = f"{device.provider} was not seen to run a convolution in {option.precision}"
+                refusal = Refusal(Code.OP_UNSUPPORTED, found, ", ".join(layers))
+                variant = physical(f"add a variant in {' or '.join(receipt.rates.conv_flops)}")
+                yield Fault(Order.OPERATORS, refusal, variant)
         if receipt is not None and receipt.operators:
             missing = sorted(set(option.profile.operators) - set(receipt.operators))
             if missing:
@@ -288,6 +308,8 @@ class Scope:
             found = f"it crashed {device.provider} {device.runtime_version} again and again"
             refusal = Refusal(Code.POISONED, found, "a model that survives its runtime")
             yield Fault(Order.POISONED, refusal, physical("push another model, or change the runtime's version"))
+        if (ended := expired(self.inputs.signatures, option.model, require, self.inputs.wall)) is not None:
+            yield Fault(Order.SIGNATURE_AGE, *ended)
         if option.broken is not None:
             yield Fault(Order.FAILED_HERE, option.broken, physical(f"mend {where}: {option.broken.code}"))
 

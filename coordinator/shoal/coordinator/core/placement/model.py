@@ -10,6 +10,7 @@ from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Refusal
 from shoal.types.profile import ModelProfile
+from shoal.types.signature import PublisherKey, SignedModel
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, PartitionRule, Quota, Relaxation, WorkloadKey
 
@@ -57,6 +58,33 @@ class DocumentRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Publisher:
+    """A key that the region knows. until: when it stops to count; None: never."""
+
+    key: PublisherKey
+    until: Wall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """A model's signature that verifies under the region's key `key`. allow_version: as in SignedModel."""
+
+    key: str
+    bundle: bytes
+    version: int
+    expires_at: Wall | None
+    allow_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """keys: those that the region declares, by name. models: by digest, what those keys signed."""
+
+    keys: Mapping[str, Publisher] = field(default_factory=dict)
+    models: Mapping[str, tuple[ModelSignature, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """All that placement looks at: the same inputs give the same plan, in whatever order the mappings were filled.
 
@@ -83,6 +111,7 @@ class Inputs:
     measured: Mapping[Trial, Measured] = field(default_factory=dict)
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
     rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
+    signatures: Signatures = field(default_factory=Signatures)
 
 
 def terms_of(intent: Intent) -> str:
@@ -150,7 +179,10 @@ class PlacementChange:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A replica that shall exist. keeps: the current assignment that is this replica; empty: a new one."""
+    """A replica that shall exist. keeps: the current assignment that is this replica; empty: a new one.
+
+    signed: what its node is to verify; None where its policy asks for no signature.
+    """
 
     workload: WorkloadKey
     revision: int
@@ -166,6 +198,7 @@ class Target:
     partition: PartitionRule
     keeps: str
     terms: str
+    signed: SignedModel | None = None
 
 
 @dataclass(frozen=True, slots=True)

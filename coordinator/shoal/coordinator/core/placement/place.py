@@ -8,6 +8,7 @@ from shoal.coordinator.core.placement import explain as why
 from shoal.coordinator.core.placement.books import Books, opened, quota_caps
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Inputs, Plan, Target, WorkloadPlan
+from shoal.coordinator.core.placement.signatures import sealed
 from shoal.coordinator.core.placement.solve import Pick, Solver, memory_needed
 from shoal.coordinator.core.placement.standing import current_of
 
@@ -66,7 +67,7 @@ def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
 
 
 def _target(solver: Solver, pick: Pick) -> Target:
-    intent, option = solver.intent, pick.option
+    inputs, intent, option = solver.scope.inputs, solver.intent, pick.option
     kept = pick.keeps.assignment if pick.keeps is not None else None
     return Target(
         workload=intent.key,
@@ -83,6 +84,7 @@ def _target(solver: Solver, pick: Pick) -> Target:
         partition=intent.partition,
         keeps=kept.id if kept is not None else "",
         terms=solver.terms,
+        signed=sealed(inputs.signatures, option.model.digest, intent.require, inputs.wall),
     )
 
 

@@ -36,6 +36,7 @@ class Give:
     where: str = ""
     residency: str = ""
     precision: str = ""
+    signed_by: str = ""
     spread: Spread | None = None
     replicas: int | None = None
     unmeasured: bool = False
@@ -109,6 +110,8 @@ def _require(give: Give, require: Requirements) -> Requirements:
         require = replace(require, residency=(*require.residency, give.residency))
     if give.precision and give.precision not in require.precisions:
         require = replace(require, precisions=(*require.precisions, give.precision))
+    if give.signed_by and give.signed_by not in require.signed_by:
+        require = replace(require, signed_by=(*require.signed_by, give.signed_by))
     if give.spread is not None:
         require = replace(require, spread=give.spread)
     if give.replicas is not None:
@@ -145,6 +148,8 @@ def _typed(gives: tuple[Give, ...], require: Requirements, limits: Limits) -> li
         lines.append(f"residency: [{', '.join(require.residency)}]")
     if asked("precision"):
         lines.append(f"precision: {{allow: [{', '.join(require.precisions)}]}}")
+    if asked("signed_by"):
+        lines.append(f"trust: {{signed_model: {{keys: [{', '.join(require.signed_by)}]}}}}")
     availability = [f"replicas: {require.replicas}"] if asked("replicas") else []
     availability += [f"spread: {require.spread}"] if asked("spread") else []
     if availability:

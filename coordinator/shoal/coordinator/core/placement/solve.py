@@ -111,6 +111,9 @@ class Solver:
         picks = list[Pick]()
         books = self.books
         while len(picks) < require.replicas:
+            left = (*staying, *yielding)
+            if self._capped(picks) and any(spread_allows(each.option, picks, require) for each in left):
+                break  # the quota gives up one that stands: then nothing new may come in its place
             keeps = self._first(staying, picks, require)
             best = None
             if keeps is None:

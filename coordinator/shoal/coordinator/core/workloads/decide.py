@@ -44,7 +44,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     contents = {
         node: Content(
             assignments=assignments,
-            routes=routes(node, plan, tables_now),
+            routes=routes(node, plan, tables_now, assignments, world.fleet.nodes.get(node)),
             pins=tuple(sorted({assignment.model for assignment in assignments})),
             heartbeat_s=heartbeat_s,
         )
@@ -75,6 +75,7 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         measured={each.trial: each.measured for each in world.memory.measured},
         costs=world.costs,
         rtt_s=world.rtt_s,
+        signatures=world.signatures,
     )
 
 

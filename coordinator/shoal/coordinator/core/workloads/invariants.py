@@ -118,7 +118,13 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
                     yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.kind} from {name}")
                 if assignment.draining:
                     yield Violation("I4", subject, f"{endpoint.assignment} is draining")
-                yield from _answers(snapshot, subject, endpoint.node, endpoint.assignment)
+                if endpoint.node != name or _is_seen(snapshot, name):  # a node unseen judges its own replicas itself
+                    yield from _answers(snapshot, subject, endpoint.node, endpoint.assignment)
+
+
+def _is_seen(snapshot: Snapshot, node: str) -> bool:
+    state = snapshot.fleet.nodes.get(node)
+    return state is not None and state.liveness is Liveness.READY and state.reported
 
 
 def _answers(snapshot: Snapshot, subject: str, node: str, assignment: str) -> Iterator[Violation]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal.coordinator.core.fleet.state import DEFAULTS, Fleet
-from shoal.coordinator.core.placement.model import DocumentRef, Plan, RegionFacts, Slot, Trial, Triple
+from shoal.coordinator.core.placement.model import DocumentRef, Plan, RegionFacts, Signatures, Slot, Trial, Triple
 from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Code
 from shoal.types.profile import ModelProfile
@@ -127,6 +127,7 @@ class World:
     rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
     documents: tuple[DocumentRef, ...] = ()
     seed: int = 0
+    signatures: Signatures = field(default_factory=Signatures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class _Step:
             max_batch=target.max_batch,
             partition=target.partition,
             work=work_of(self.profiles[target.model]),
+            signed=target.signed,
         )
         self.marks[name] = Mark(Stage.STARTING, self.now, target.terms)
         self._say("ASSIGNED", target.node, assignment, f"{target.device}, {target.precision}")
@@ -167,7 +168,13 @@ class _Step:
         target = self.targets.get(assignment.id)
         if target is not None:
             self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
-            return replace(assignment, revision=target.revision, max_batch=target.max_batch, partition=target.partition)
+            return replace(
+                assignment,
+                revision=target.revision,
+                max_batch=target.max_batch,
+                partition=target.partition,
+                signed=target.signed,
+            )
         silent = state is None or state.liveness in (Liveness.SUSPECT, Liveness.LOST)
         lost = state is None or state.liveness is Liveness.LOST
         if assignment.draining:

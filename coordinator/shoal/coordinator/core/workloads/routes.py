@@ -1,6 +1,6 @@
 """Where every front may send requests. A table changes only when something in it does."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Plan
@@ -44,19 +44,35 @@ def tables(
     return after
 
 
-def routes(node: str, plan: Plan, tables: Mapping[str, Table]) -> tuple[Route, ...]:
-    """All routes of the region as `node` takes them: its own replicas are local, by their worker's assignment."""
+def routes(
+    node: str, plan: Plan, tables: Mapping[str, Table], held: Sequence[Assignment], state: NodeState | None
+) -> tuple[Route, ...]:
+    """All routes of the region as `node` takes them: its own replicas are local, by their worker's assignment.
+
+    held: what `node` is assigned. While it is not seen, no other is sent to it; but its own replicas stay its own:
+    whether they take requests its front knows, and this is what it meets first when its link is back.
+    """
+    unseen = state is None or state.liveness is not Liveness.READY or not state.reported
+    own = [each for each in held if unseen and not each.draining]
     return tuple(
-        Route(
-            each.workload,
-            table.generation,
-            tuple(_local(endpoint) if endpoint.node == node else endpoint for endpoint in table.endpoints),
-            table.pending_code,
-            table.pending_reason,
+        _as_taken(
+            node, tables[str(each.workload)], each.workload, [one for one in own if one.workload == each.workload]
         )
         for each in sorted(plan.workloads, key=lambda each: each.workload)
-        for table in (tables[str(each.workload)],)
     )
+
+
+def _as_taken(node: str, table: Table, key: WorkloadKey, own: Sequence[Assignment]) -> Route:
+    listed = {endpoint.assignment for endpoint in table.endpoints}
+    endpoints = (
+        *(_local(endpoint) if endpoint.node == node else endpoint for endpoint in table.endpoints),
+        *(
+            Endpoint(each.id, node, EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
+            for each in own
+            if each.id not in listed
+        ),
+    )
+    return Route(key, table.generation, endpoints, table.pending_code, table.pending_reason)
 
 
 def _serves(state: NodeState, assignment: Assignment, known: Table | None) -> bool:

@@ -1,6 +1,7 @@
 """Replicas that do not come up: counted, given up, and blamed on what is to blame."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.placement.model import Triple
@@ -54,6 +55,11 @@ def crashes(
 def poisoned(crashes: tuple[Crashes, ...]) -> frozenset[Triple]:
     """Triples that are placed nowhere: until model, provider or runtime version changes."""
     return frozenset(each.triple for each in crashes if each.count >= POISON_AFTER)
+
+
+def cleared(crashes: tuple[Crashes, ...], digest: str) -> tuple[Crashes, ...]:
+    """With nothing held against this model; a replay of what was counted still counts nothing."""
+    return tuple(replace(each, count=0) if each.triple.model == digest else each for each in crashes)
 
 
 def broken(

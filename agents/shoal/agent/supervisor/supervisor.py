@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shoal.agent.core import admission, partition, reconcile
 from shoal.agent.core import assignment as machine
+from shoal.agent.core import partition, reconcile
 from shoal.agent.core import receipt as receipts
 from shoal.agent.core import session as sessions
 from shoal.agent.core.backoff import delay
@@ -21,33 +21,29 @@ from shoal.agent.ports import (
     Driver,
     Front,
     FrontStats,
+    Held,
     Journal,
     Link,
     LinkRefused,
-    LocalWorker,
     Log,
+    Membership,
     Pace,
     Session,
+    Sightings,
     Signer,
-    WorkerAdopted,
-    WorkerEvent,
-    WorkerExited,
-    WorkerFailed,
-    WorkerPhase,
-    WorkerReady,
     Workers,
-    WorkerStats,
 )
-from shoal.types.assignment import DesiredSet, Observed, Phase, Version
+from shoal.agent.supervisor.gauges import Gauges
+from shoal.agent.supervisor.replicas import Replicas
+from shoal.types.assignment import DesiredSet, Observed, Trust, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import Hello, NodeEvent, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
 from shoal.types.receipt import SignedReceipt
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Elapsed, Seconds, Wall
 
 EVENTS_KEPT = 256
 """Events that wait for a link; the oldest go first."""
-WAKE_LEAST_S = 0.001
 WALL_STEP_S = 0.5
 """The wall clock moved against the elapsed one by more than this: times shown to people follow it."""
 
@@ -58,7 +54,8 @@ class Settings:
 
     limits: machine.Limits = field(default_factory=machine.Limits)
     heartbeat_s: float = 1.0
-    full_every: int = 30
+    full_every: int = 8
+    """Statuses: what a lost one told is told again within so many heartbeats."""
     fatal_retry_s: float = 30.0
     """A session refused for good is tried again this seldom: an operator may have settled it meanwhile."""
     poll_s: float = 0.1
@@ -82,30 +79,12 @@ class Snapshot:
 
 
 @dataclass(slots=True, eq=False)
-class _Replica:
-    """One assignment: its state, its effects in order, and the tasks that carry them out."""
-
-    name: str
-    state: machine.State
-    outbox: asyncio.Queue[machine.Effect] = field(default_factory=asyncio.Queue)
-    unperformed: int = 0
-    """Effects in the outbox or under way."""
-    performing: asyncio.Task[None] | None = None
-    fetching: asyncio.Task[None] | None = None
-    waking: asyncio.Task[None] | None = None
-    draining: asyncio.Task[None] | None = None
-
-    def tasks(self) -> tuple[asyncio.Task[None], ...]:
-        found = (self.performing, self.fetching, self.waking, self.draining)
-        return tuple(task for task in found if task is not None)
-
-
-@dataclass(slots=True, eq=False)
 class _Open:
-    """The session that is open."""
+    """The session that is open. heartbeat_s: as the coordinator last said it, in its welcome or with a desired set."""
 
     session: Session
     welcome: Welcome
+    heartbeat_s: Seconds
     reporter: sessions.Reporter = field(default_factory=sessions.Reporter)
     receipts: tuple[SignedReceipt, ...] = ()
     reported: asyncio.Event = field(default_factory=asyncio.Event)
@@ -129,11 +108,13 @@ class Supervisor:
         clock: Clock,
         nonce: Callable[[], str],
         log: Log,
+        sightings: Sightings | None = None,
+        membership: Membership | None = None,
     ) -> None:
-        """node: all but its devices, which the drivers tell. nonce: a fresh secret each time."""
+        """node: all but its devices, which the drivers tell. nonce: a fresh secret each time. sightings: None for a
+        run that is always the first. membership: None where certificates are not looked at."""
         self._settings = settings
         self._node = node
-        self._drivers = drivers
         self._link = link
         self._workers = workers
         self._front = front
@@ -144,19 +125,16 @@ class Supervisor:
         self._nonce = nonce
         self._log = log
 
-        self._by_device: dict[str, Driver] = {}
-        self._silent: set[str] = set()
         self._desired: DesiredSet | None = None
         self._offered: DesiredSet | None = None
-        self._replicas: dict[str, _Replica] = {}
-        self._orphans: dict[str, WorkerAdopted] = {}
         self._receipts: tuple[SignedReceipt, ...] = ()
         self._probes: dict[str, Device] = {}
         self._open: _Open | None = None
-        self._sight: partition.Sight = partition.CutOff(clock.now())
+        self._sightings = sightings or _FirstRun()
+        self._membership = membership or _Unquestioned()
+        heard = self._sightings.heard()
+        self._sight: partition.Sight = partition.CutOff(clock.now() if heard is None else heard)
         self._events: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
-        self._worker_stats: dict[str, WorkerStats] = {}
-        self._front_stats = FrontStats(ready=False, ingress=(), in_flight=())
         self._epoch_wall = Seconds(clock.wall() - clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -168,7 +146,21 @@ class Supervisor:
         self._unprobed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._snapshot = Snapshot(False, 0, None, (), (), (), self._front_stats)
+        self._gauges = Gauges(drivers, workers, front, log, self.tell, self._changed.set)
+        self._replicas = Replicas(
+            limits=settings.limits,
+            poll_s=settings.poll_s,
+            workers=workers,
+            cache=cache,
+            clock=clock,
+            gauges=self._gauges,
+            spawn=self._spawn,
+            log=log,
+            tell=self.tell,
+            turned=self._phases_turned,
+            unsettled=self._unreconciled.set,
+        )
+        self._snapshot = Snapshot(False, 0, None, (), (), (), self._gauges.front)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -179,8 +171,7 @@ class Supervisor:
         return next((device for device in self._node.devices if device.name == name), None)
 
     def pace(self, device: str) -> Pace | None:
-        driver = self._by_device.get(device)
-        return driver.pace(device) if driver else None
+        return self._gauges.pace(device)
 
     async def run(self) -> None:
         """Boots from what is on disk and alive, whether or not there is a link; returns after `stop`."""
@@ -189,7 +180,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 for loop in (
-                    self._watch_workers,
+                    self._replicas.watch,
                     self._reconcile_forever,
                     self._configure_forever,
                     self._save_forever,
@@ -219,28 +210,19 @@ class Supervisor:
     # boot
 
     async def _boot(self) -> None:
-        self._discover()
+        self._node = replace(self._node, devices=(*self._node.devices, *self._gauges.discover()))
         self._desired = await self._journal.load()
         self._receipts = receipts.valid(await self._journal.load_receipts(), self._node.devices)
         self._probes = {device.name: device for device in receipts.to_probe(self._receipts, self._node.devices)}
-        self._orphans = {each.assignment: each for each in await self._workers.adopt()}
+        adopted = await self._replicas.adopt()
         version = self._desired.version if self._desired else None
         self._log(
             "booted",
             generation=version.generation if version else None,
             devices=len(self._node.devices),
-            adopted=len(self._orphans),
+            adopted=adopted,
         )
         self._unprobed.set()
-
-    def _discover(self) -> None:
-        for driver in self._drivers:
-            for device in driver.discover():
-                if device.name in self._by_device:
-                    self._tell(Code.NAME_DUPLICATE, device.name, "two drivers offer a device of this name")
-                    continue
-                self._by_device[device.name] = driver
-                self._node = replace(self._node, devices=(*self._node.devices, device))
 
     # the desired set: persisted, then acted on
 
@@ -256,7 +238,7 @@ class Supervisor:
                 await self._journal.save(offered)
             except ShoalError as error:
                 if offered is not refused:
-                    self._tell(error.code, "desired set", str(error))
+                    self.tell(error.code, "desired set", str(error))
                 refused = offered
                 await self._clock.sleep(Seconds(self._settings.retry_s))
                 continue
@@ -288,144 +270,18 @@ class Supervisor:
             return  # whatever runs goes on until a coordinator says otherwise
         now = self._clock.now()
         asked = {each.id: each for each in self._desired.assignments}
-        for name in tuple(self._orphans):
-            orphan = self._orphans.pop(name)
-            if name in asked and name not in self._replicas:
-                self._keep(name, *machine.adopt(asked[name], _service(orphan.ready), now, self._settings.limits))
-            elif name not in self._replicas:
-                self._spawn(self._workers.stop(name), f"stop {name}")
+        self._replicas.settle(asked)
         wanted = tuple(
             each
             for each in asked.values()
             if not self._stopping.is_set()
             and partition.may_run(each, self._sight, now, running=each.id in self._replicas)
         )
-        plan = reconcile.plan(wanted, {name: replica.state for name, replica in self._replicas.items()})
-        for each in plan.begin:
-            self._keep(each.id, *machine.begin(each, now, self._settings.limits))
-        for each in plan.resume:
-            self._apply(each.id, machine.Resume(each))
-        for name in plan.drain:
-            self._apply(name, machine.Drain())
-        for name in plan.forget:
-            if self._replicas[name].unperformed:
-                continue  # its worker is still to be stopped; then this is looked at again
-            for task in self._replicas.pop(name).tasks():
-                task.cancel()
-            self._changed.set()
+        self._replicas.carry_out(reconcile.plan(wanted, self._replicas.states))
 
-    # one replica
-
-    def _keep(self, name: str, state: machine.State, effects: tuple[machine.Effect, ...]) -> None:
-        replica = self._replicas[name] = _Replica(name, state)
-        replica.performing = self._spawn(self._perform_forever(replica), f"perform {name}")
-        self._entered(replica, None, effects)
-
-    def _apply(self, name: str, event: machine.Event) -> None:
-        replica = self._replicas.get(name)
-        if replica is None:
-            return
-        before = replica.state
-        replica.state, effects = machine.step(before, event, self._clock.now(), self._settings.limits)
-        self._entered(replica, before, effects)
-
-    def _entered(self, replica: _Replica, before: machine.State | None, effects: tuple[machine.Effect, ...]) -> None:
-        state = replica.state
-        for effect in effects:
-            if isinstance(effect, machine.WakeAt):
-                self._wake(replica, effect.at)
-            else:
-                replica.unperformed += 1
-                replica.outbox.put_nowait(effect)
-        if type(state) is type(before):
-            return
+    def _phases_turned(self) -> None:
         self._changed.set()
         self._unconfigured.set()
-        if isinstance(state, machine.Gone):
-            self._unreconciled.set()
-        self._log("phase", assignment=replica.name, workload=str(state.asked.workload), phase=machine.phase(state))
-        if isinstance(state, machine.Failed | machine.Poisoned):
-            self._tell(state.refusal.code, replica.name, str(state.refusal))
-
-    def _wake(self, replica: _Replica, at: Elapsed) -> None:
-        async def wake() -> None:
-            while (left := at - self._clock.now()) > 0:  # a sleep may end a rounding error early, and Tick comes once
-                await self._clock.sleep(Seconds(max(left, WAKE_LEAST_S)))
-            self._apply(replica.name, machine.Tick())
-
-        if replica.waking is not None:
-            replica.waking.cancel()
-        replica.waking = self._spawn(wake(), f"wake {replica.name}")
-
-    async def _perform_forever(self, replica: _Replica) -> None:
-        while True:
-            effect = await replica.outbox.get()
-            try:
-                await self._perform(replica, effect)
-            except ShoalError as error:
-                self._apply(replica.name, machine.LoadFailed(error.refusal))
-            replica.unperformed -= 1
-            if isinstance(replica.state, machine.Gone):
-                self._unreconciled.set()
-
-    async def _perform(self, replica: _Replica, effect: machine.Effect) -> None:
-        asked = replica.state.asked
-        match effect:
-            case machine.Fetch():
-                replica.fetching = self._spawn(self._fetch(replica), f"fetch {replica.name}")
-            case machine.StopFetch():
-                if replica.fetching is not None:
-                    replica.fetching.cancel()
-            case machine.StartWorker(path):
-                states = (each.state for each in self._replicas.values())
-                refusal = admission.admit(asked, self._read(asked.device), states)
-                if refusal is not None:
-                    raise ShoalError(refusal)
-                await self._workers.start(asked, path)
-            case machine.StopWorker():
-                await self._workers.stop(replica.name)
-            case machine.AwaitIdle():
-                if replica.draining is None or replica.draining.done():
-                    replica.draining = self._spawn(self._await_idle(replica), f"drain {replica.name}")
-            case machine.DiscardBytes():
-                await self._cache.discard(asked.model)
-            case machine.WakeAt():
-                pass  # set when the state was entered
-
-    async def _fetch(self, replica: _Replica) -> None:
-        asked = replica.state.asked
-        try:
-            path = await self._cache.ensure(asked.model, asked.model_bytes)
-        except ShoalError as error:
-            self._apply(replica.name, machine.FetchFailed(error.refusal))
-        else:
-            self._apply(replica.name, machine.Fetched(path))
-
-    async def _await_idle(self, replica: _Replica) -> None:
-        while isinstance(replica.state, machine.Draining):
-            await self._clock.sleep(Seconds(self._settings.poll_s))
-            if await self._sample() and self._in_flight(replica.name) == 0:
-                self._apply(replica.name, machine.Idle())
-
-    async def _watch_workers(self) -> None:
-        async for event in self._workers.events():
-            self._take_from_worker(event)
-
-    def _take_from_worker(self, event: WorkerEvent) -> None:
-        match event:
-            case WorkerReady():
-                self._apply(event.assignment, machine.Warmed(_service_of(event)))
-            case WorkerPhase():
-                if event.phase == Phase.WARMING:
-                    self._apply(event.assignment, machine.Warmup())
-            case WorkerFailed():
-                self._apply(event.assignment, machine.LoadFailed(event.refusal))
-            case WorkerExited():
-                self._tell(event.refusal.code, event.assignment, str(event.refusal))
-                self._apply(event.assignment, machine.Exited(event.own_fault, event.refusal))
-            case WorkerAdopted():
-                self._orphans[event.assignment] = event
-                self._unreconciled.set()
 
     # the front
 
@@ -434,20 +290,21 @@ class Supervisor:
             await self._unconfigured.wait()
             self._unconfigured.clear()
             desired = self._desired
+            trust = desired.trust if desired and desired.trust else Trust()
             try:
+                await self._membership.adopt(trust)
+                self._changed.set()
                 await self._front.configure(
-                    desired.routes if desired else (), desired.credentials if desired else (), self._serving()
+                    desired.routes if desired else (),
+                    desired.credentials if desired else (),
+                    self._replicas.serving(),
+                    trust.revoked,
                 )
-                await self._sample()
+                await self._gauges.sample()
             except ShoalError as error:
                 self._log("front_not_configured", error=True, refusal=str(error))
                 self._unconfigured.set()
                 await self._clock.sleep(Seconds(self._settings.retry_s))
-
-    def _serving(self) -> tuple[LocalWorker, ...]:
-        """Ready and not draining: no request reaches a replica that has not passed its warm-up."""
-        ready = (name for name, replica in self._replicas.items() if isinstance(replica.state, machine.Ready))
-        return tuple(local for name in ready if (local := self._workers.local(name)) is not None)
 
     # what is, and the report of it
 
@@ -460,72 +317,32 @@ class Supervisor:
                 await self._report(self._open, self._snapshot)
 
     def _heartbeat(self) -> Seconds:
-        return self._open.welcome.heartbeat_s if self._open else Seconds(self._settings.heartbeat_s)
+        return self._open.heartbeat_s if self._open else Seconds(self._settings.heartbeat_s)
 
     async def _sample_forever(self) -> None:
         """Apart from the beat: a worker that does not answer must not make the node look silent."""
         while True:
-            await self._sample()
-            pause = self._heartbeat() if self._front_stats.ready else Seconds(self._settings.poll_s)
+            await self._gauges.sample()
+            pause = self._heartbeat() if self._gauges.front.ready else Seconds(self._settings.poll_s)
             await self._clock.sleep(pause)
-
-    async def _sample(self) -> bool:
-        """Asks front and workers for their counters; False when one did not answer, and its last ones stand."""
-        try:
-            workers, front = await self._workers.stats(), await self._front.stats()
-        except ShoalError:
-            workers, front = None, replace(self._front_stats, ready=False)
-        if workers is not None:
-            self._worker_stats = {each.assignment: each for each in workers}
-        if front.ready != self._front_stats.ready:
-            self._log("front_ready" if front.ready else "front_down", error=not front.ready)
-            self._changed.set()
-        self._front_stats = front
-        return workers is not None
-
-    def _in_flight(self, name: str) -> int:
-        stats = self._worker_stats.get(name)
-        return max(stats.in_flight if stats else 0, dict(self._front_stats.in_flight).get(name, 0))
 
     def _observe(self) -> Snapshot:
         offset = Seconds(self._clock.wall() - self._clock.now())
         if abs(offset - self._epoch_wall) > WALL_STEP_S:
             self._epoch_wall = offset
-        readings = (self._read(device.name) for device in self._node.devices)
+        readings = (self._gauges.read(device.name) for device in self._node.devices)
         return Snapshot(
             linked=self._open is not None,
             epoch=self._open.welcome.epoch if self._open else 0,
             version=self._desired.version if self._desired else None,
             devices=self._node.devices,
-            observed=tuple(self._observed(replica) for replica in self._replicas.values()),
+            observed=self._replicas.observed(self._epoch_wall),
             readings=tuple(reading for reading in readings if reading is not None),
-            front=self._front_stats,
+            front=self._gauges.front,
         )
-
-    def _observed(self, replica: _Replica) -> Observed:
-        stats = self._worker_stats.get(replica.name)
-        return machine.observe(
-            replica.state,
-            epoch_wall=self._epoch_wall,
-            in_flight=self._in_flight(replica.name),
-            served=stats.served if stats else (),
-        )
-
-    def _read(self, device: str) -> Reading | None:
-        driver = self._by_device.get(device)
-        if driver is None:
-            return None
-        try:
-            reading = driver.read(device)
-        except ShoalError as error:
-            if device not in self._silent:
-                self._silent.add(device)
-                self._tell(error.code, device, str(error))
-            return None
-        self._silent.discard(device)
-        return reading
 
     async def _report(self, link: _Open, snapshot: Snapshot) -> None:
+        held = self._membership.held()
         moment = sessions.Report(
             node=self._node.name,
             epoch=link.welcome.epoch,
@@ -535,12 +352,16 @@ class Supervisor:
             ingress=snapshot.front.ingress,
             taken_at=self._clock.wall(),
             front_ready=snapshot.front.ready,
+            serial=held.serial,
+            roots=held.roots,
         )
         link.reporter, status = sessions.report(link.reporter, moment, full_every=self._settings.full_every)
         try:
             if link.receipts != self._receipts:
                 link.receipts = self._receipts
-                await link.session.send(Receipts(link.receipts))
+                # Signed now: the key that signed them when they were measured may have been followed by another.
+                signed = tuple(self._signer.sign_receipt(each.receipt) for each in link.receipts)
+                await link.session.send(Receipts(signed))
             await link.session.send(status)
             link.reported.set()
             if self._events:
@@ -549,7 +370,7 @@ class Supervisor:
         except ShoalError:
             await link.session.close()  # the receiving side notices and calls again
 
-    def _tell(self, code: str, subject: str, message: str) -> None:
+    def tell(self, code: str, subject: str, message: str) -> None:
         """To the log now, to the region's events when there is a link. A repeated one is not queued twice."""
         self._log("event", error=True, code=code, subject=subject, message=message)
         if not any((event.code, event.subject) == (code, subject) for event in self._events):
@@ -583,22 +404,34 @@ class Supervisor:
 
     def _lose_sight(self, ended: Refused) -> None:
         self._log("link_down", code=ended.refusal.code, found=ended.refusal.found, remedy=ended.refusal.remedy)
+        self._membership.doubt(ended.refusal)
+        if ended.refusal.code is Code.CERT_REVOKED:
+            self._leave()
         if isinstance(self._sight, partition.Linked):
             self._sight = partition.CutOff(self._clock.now())
+            self._sightings.cut_off()
             self._unreconciled.set()
+
+    def _leave(self) -> None:
+        """The region said that this node is none of its members any more, which is no blindness: it serves nothing."""
+        newest = self._offered or self._desired
+        if newest is not None and (newest.assignments or newest.routes):
+            self._offered = replace(newest, assignments=(), routes=(), pins=(), credentials=())
+            self._unsaved.set()
 
     async def _converse(self, session: Session, hello: Hello) -> Refused:
         """One session from its welcome to its end, and why it ended."""
-        link = _Open(session, session.welcome)
+        link = _Open(session, session.welcome, session.welcome.heartbeat_s)
         refusal = sessions.check_welcome(hello, link.welcome)
         if refusal is not None:
             await session.close()
             return Refused(refusal, fatal=False)
         skew = sessions.skewed(link.welcome, self._clock.wall())
         if skew is not None:
-            self._tell(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
+            self.tell(Code.CLOCK_SKEW, self._node.name, f"the coordinator's clock differs by {skew:.0f}s")
         self._log("link_up", epoch=link.welcome.epoch, history=link.welcome.history)
         self._open, self._sight = link, partition.Linked()
+        self._sightings.linked(link.welcome.coordinator_time)
         self._changed.set()
         self._unreconciled.set()
         try:
@@ -634,10 +467,17 @@ class Supervisor:
             case sessions.Accept(desired):
                 self._offered = desired
                 self._unsaved.set()
+                self._beat_every(link, desired.heartbeat_s)
             case sessions.Held():
-                pass
+                self._beat_every(link, offered.heartbeat_s)
             case Refusal() as refusal:
-                self._tell(refusal.code, "desired set", str(refusal))
+                self.tell(refusal.code, "desired set", str(refusal))
+
+    def _beat_every(self, link: _Open, seconds: Seconds) -> None:
+        """From now on, before the set is on disk: whoever counts the beats does so already."""
+        if link.heartbeat_s != seconds:
+            link.heartbeat_s = seconds
+            self._changed.set()
 
     # receipts and the cache
 
@@ -656,7 +496,7 @@ class Supervisor:
                 self._receipts = receipts.with_new(self._receipts, signed)
                 await self._journal.save_receipts(self._receipts)
             except ShoalError as error:
-                self._tell(error.code, name, f"no capability receipt: {error}")
+                self.tell(error.code, name, f"no capability receipt: {error}")
                 self._probes[name] = device
                 await self._clock.sleep(delay(name, attempts.get(name, 0), base_s=5.0, cap_s=300.0))
                 attempts[name] = attempts.get(name, 0) + 1
@@ -667,8 +507,7 @@ class Supervisor:
     async def _collect_forever(self) -> None:
         while True:
             if self._desired is not None:
-                states = {name: replica.state for name, replica in self._replicas.items()}
-                for digest in await self._cache.collect(reconcile.pinned(self._desired, states)):
+                for digest in await self._cache.collect(reconcile.pinned(self._desired, self._replicas.states)):
                     self._log("collected", digest=digest)
             await self._clock.sleep(Seconds(self._settings.collect_s))
 
@@ -679,7 +518,7 @@ class Supervisor:
         self._unreconciled.set()
         try:
             async with asyncio.timeout(self._settings.limits.drain_s + 1.0):
-                while any(not isinstance(each.state, machine.Gone) for each in self._replicas.values()):
+                while any(not isinstance(state, machine.Gone) for state in self._replicas.states.values()):
                     await self._clock.sleep(Seconds(self._settings.poll_s))
         except TimeoutError:
             self._log("drain_incomplete", error=True)
@@ -694,12 +533,30 @@ class Supervisor:
         return task
 
 
-def _service(ready: WorkerReady | None) -> machine.Service | None:
-    return None if ready is None else _service_of(ready)
+class _FirstRun:
+    """Sightings of a node without a past."""
+
+    def heard(self) -> None:
+        return None
+
+    def linked(self, coordinator_time: Wall) -> None:
+        pass
+
+    def cut_off(self) -> None:
+        pass
 
 
-def _service_of(ready: WorkerReady) -> machine.Service:
-    return machine.Service(ready.measured, ready.inputs, ready.outputs)
+class _Unquestioned:
+    """Membership of a node whose certificate nobody looks at."""
+
+    def held(self) -> Held:
+        return Held()
+
+    async def adopt(self, trust: Trust) -> None:
+        pass
+
+    def doubt(self, refusal: Refusal) -> None:
+        pass
 
 
 async def _wait(event: asyncio.Event, seconds: float | None) -> None:

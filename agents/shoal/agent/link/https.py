@@ -1,0 +1,91 @@
+"""The models' bytes over HTTPS from the coordinator, where the link is MQTT. Blocking reads, in threads."""
+
+import asyncio
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+from shoal.agent.link.credentials import Files, coordinator_name
+from shoal.agent.ports import Clock
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire.handshake import check_own, raise_fault
+from shoal.wire.limits import CHUNK_BYTES
+
+STALL_S: Final = 10.0
+"""A server that sends nothing for so long is gone; the fetch is resumed."""
+MOST_REFUSAL: Final = 64 * 2**10
+
+
+class HttpsModels:
+    """address: host:port of the coordinator's models now; empty where it is not known."""
+
+    def __init__(self, files: Files, address: Callable[[], str], clock: Clock) -> None:
+        self._files = files
+        self._clock = clock
+        self._address = address
+
+    async def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | CERT_* | ...)."""
+        address = self._address()
+        if not address:
+            raise refuse(Code.FETCH_FAILED, "no session has said where models are", "a session", "it is tried again")
+        try:
+            connection = await asyncio.to_thread(self._connect, address)
+        except (OSError, ValueError) as cause:
+            raise _failed(address, cause) from cause
+        try:
+            response = await asyncio.to_thread(_ask, connection, digest, offset)
+            while chunk := await asyncio.to_thread(response.read, CHUNK_BYTES):
+                yield chunk
+        except (OSError, http.client.HTTPException) as cause:
+            raise _failed(address, cause) from cause
+        finally:
+            connection.close()
+
+    def _connect(self, address: str) -> http.client.HTTPConnection:
+        """Raises ShoalError(CERT_*), OSError."""
+        check_own(self._files, self._clock.wall())
+        host, _, port = address.rpartition(":")
+        context = ssl.create_default_context(cafile=str(self._files.ca))
+        context.load_cert_chain(self._files.certificate, self._files.key)
+        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=STALL_S)
+        try:
+            secured = context.wrap_socket(plain, server_hostname=coordinator_name(self._files.identity().region))
+        except ssl.SSLError as cause:
+            plain.close()
+            raise_fault(cause, address)
+            raise
+        except OSError:
+            plain.close()
+            raise
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=STALL_S)
+        connection.sock = secured
+        return connection
+
+
+def _ask(connection: http.client.HTTPConnection, digest: str, offset: int) -> http.client.HTTPResponse:
+    """The response whose body is the model from `offset` on. Raises ShoalError, OSError, HTTPException."""
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    connection.request("GET", f"/v1/models/{digest}", headers=headers)
+    response = connection.getresponse()
+    if response.status != (206 if offset else 200):
+        raise ShoalError(_refusal(response.status, response.read(MOST_REFUSAL)))
+    return response
+
+
+def _refusal(status: int, body: bytes) -> Refusal:
+    try:
+        told = json.loads(body)
+        refusal = Refusal(Code(told["code"]), str(told["found"]), str(told["asked"]), str(told["remedy"]))
+    except (ValueError, KeyError, TypeError):
+        refusal = Refusal(Code.FETCH_FAILED, f"HTTP status {status}", "the model's bytes", "it is resumed by itself")
+    if refusal.code in (Code.MODEL_UNKNOWN, Code.MODEL_DIGEST, Code.ROLE_DENIED):
+        return refusal
+    return Refusal(Code.FETCH_FAILED, str(refusal), "the model's bytes", "it is resumed by itself")
+
+
+def _failed(address: str, cause: Exception) -> ShoalError:
+    return refuse(Code.FETCH_FAILED, f"{address}: {cause}", "the model's bytes", "it is resumed by itself")

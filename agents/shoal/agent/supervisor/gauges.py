@@ -1,0 +1,90 @@
+"""What the supervisor sees of its node: devices through their drivers, counters of workers and front as last told."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from shoal.agent.ports import Driver, Front, FrontStats, Log, Pace, Workers, WorkerStats
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Device, Reading
+
+Tell = Callable[[str, str, str], None]
+"""code, subject, message: to the log now, and to the region when there is a link."""
+
+
+class Gauges:
+    """tell: of a device that does not answer, and of a name that two drivers claim. front_turned: the front became
+    ready, or is no more."""
+
+    def __init__(
+        self,
+        drivers: Sequence[Driver],
+        workers: Workers,
+        front: Front,
+        log: Log,
+        tell: Tell,
+        front_turned: Callable[[], None],
+    ) -> None:
+        self._drivers = drivers
+        self._workers = workers
+        self._front = front
+        self._log = log
+        self._tell = tell
+        self._front_turned = front_turned
+        self._by_device: dict[str, Driver] = {}
+        self._silent: set[str] = set()
+        self._worker_stats: dict[str, WorkerStats] = {}
+        self.front = FrontStats(ready=False, ingress=(), in_flight=())
+
+    def discover(self) -> tuple[Device, ...]:
+        """Asks every driver; of two devices of one name the first counts."""
+        found: list[Device] = []
+        for driver in self._drivers:
+            for device in driver.discover():
+                if device.name in self._by_device:
+                    self._tell(Code.NAME_DUPLICATE, device.name, "two drivers offer a device of this name")
+                    continue
+                self._by_device[device.name] = driver
+                found.append(device)
+        return tuple(found)
+
+    def pace(self, device: str) -> Pace | None:
+        driver = self._by_device.get(device)
+        return driver.pace(device) if driver else None
+
+    def read(self, device: str) -> Reading | None:
+        """None while it does not answer, which is told once."""
+        driver = self._by_device.get(device)
+        if driver is None:
+            return None
+        try:
+            reading = driver.read(device)
+        except ShoalError as error:
+            if device not in self._silent:
+                self._silent.add(device)
+                self._tell(error.code, device, str(error))
+            return None
+        self._silent.discard(device)
+        return reading
+
+    async def sample(self) -> bool:
+        """Asks front and workers for their counters; False when one did not answer, and its last ones stand."""
+        try:
+            workers, front = await self._workers.stats(), await self._front.stats()
+        except ShoalError:
+            workers, front = None, replace(self.front, ready=False)
+        if workers is not None:
+            self._worker_stats = {each.assignment: each for each in workers}
+        if front.ready != self.front.ready:
+            self._log("front_ready" if front.ready else "front_down", error=not front.ready)
+            self._front_turned()
+        self.front = front
+        return workers is not None
+
+    def worker(self, assignment: str) -> WorkerStats | None:
+        """As of the last sample."""
+        return self._worker_stats.get(assignment)
+
+    def in_flight(self, assignment: str) -> int:
+        """The greater of what its worker and the front count."""
+        stats = self._worker_stats.get(assignment)
+        return max(stats.in_flight if stats else 0, dict(self.front.in_flight).get(assignment, 0))

@@ -1,0 +1,258 @@
+"""The node's replicas: each assignment's state, and the carrying out of what `core.assignment` asks for."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.agent.core import admission, reconcile
+from shoal.agent.core import assignment as machine
+from shoal.agent.ports import (
+    Cache,
+    Clock,
+    LocalWorker,
+    Log,
+    WorkerAdopted,
+    WorkerEvent,
+    WorkerExited,
+    WorkerFailed,
+    WorkerPhase,
+    WorkerReady,
+    Workers,
+)
+from shoal.agent.supervisor.gauges import Gauges, Tell
+from shoal.types.assignment import Assignment, Observed, Phase
+from shoal.types.codes import ShoalError
+from shoal.types.units import Elapsed, Seconds
+
+WAKE_LEAST_S = 0.001
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """One assignment: its state, its effects in order, and the tasks that carry them out."""
+
+    name: str
+    state: machine.State
+    outbox: asyncio.Queue[machine.Effect] = field(default_factory=asyncio.Queue)
+    unperformed: int = 0
+    """Effects in the outbox or under way."""
+    performing: asyncio.Task[None] | None = None
+    fetching: asyncio.Task[None] | None = None
+    waking: asyncio.Task[None] | None = None
+    draining: asyncio.Task[None] | None = None
+
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        found = (self.performing, self.fetching, self.waking, self.draining)
+        return tuple(task for task in found if task is not None)
+
+
+class Replicas:
+    """turned: some replica changed its phase. unsettled: one is gone or without a master, so reconcile again."""
+
+    def __init__(
+        self,
+        *,
+        limits: machine.Limits,
+        poll_s: float,
+        workers: Workers,
+        cache: Cache,
+        clock: Clock,
+        gauges: Gauges,
+        spawn: Spawn,
+        log: Log,
+        tell: Tell,
+        turned: Callable[[], None],
+        unsettled: Callable[[], None],
+    ) -> None:
+        """poll_s: between looks at a replica that drains."""
+        self._limits = limits
+        self._poll_s = poll_s
+        self._workers = workers
+        self._cache = cache
+        self._clock = clock
+        self._gauges = gauges
+        self._spawn = spawn
+        self._log = log
+        self._tell = tell
+        self._turned = turned
+        self._unsettled = unsettled
+        self._held: dict[str, _Replica] = {}
+        self._orphans: dict[str, WorkerAdopted] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    @property
+    def states(self) -> Mapping[str, machine.State]:
+        return {name: replica.state for name, replica in self._held.items()}
+
+    async def adopt(self) -> int:
+        """Finds the workers of an earlier supervisor; how many there are. `settle` gives them a master or ends them."""
+        self._orphans = {each.assignment: each for each in await self._workers.adopt()}
+        return len(self._orphans)
+
+    def settle(self, asked: Mapping[str, Assignment]) -> None:
+        """Adopted workers become replicas where something of their name is asked for, and are stopped elsewhere."""
+        for name in tuple(self._orphans):
+            orphan = self._orphans.pop(name)
+            if name in self._held:
+                continue
+            if name in asked:
+                self._keep(name, *machine.adopt(asked[name], _service(orphan.ready), self._clock.now(), self._limits))
+            else:
+                self._spawn(self._workers.stop(name), f"stop {name}")
+
+    def carry_out(self, plan: reconcile.Plan) -> None:
+        for each in plan.begin:
+            self._keep(each.id, *machine.begin(each, self._clock.now(), self._limits))
+        for each in plan.resume:
+            self._apply(each.id, machine.Resume(each))
+        for name in plan.drain:
+            self._apply(name, machine.Drain())
+        for name in plan.forget:
+            if self._held[name].unperformed:
+                continue  # its worker is still to be stopped; then this is looked at again
+            for task in self._held.pop(name).tasks():
+                task.cancel()
+            self._turned()
+
+    def serving(self) -> tuple[LocalWorker, ...]:
+        """Ready and not draining: no request reaches a replica that has not passed its warm-up."""
+        ready = (name for name, replica in self._held.items() if isinstance(replica.state, machine.Ready))
+        return tuple(local for name in ready if (local := self._workers.local(name)) is not None)
+
+    def observed(self, epoch_wall: Seconds) -> tuple[Observed, ...]:
+        return tuple(self._observed(replica, epoch_wall) for replica in self._held.values())
+
+    async def watch(self) -> None:
+        """Takes what workers say, until cancelled."""
+        async for event in self._workers.events():
+            self._take(event)
+
+    # one replica
+
+    def _keep(self, name: str, state: machine.State, effects: tuple[machine.Effect, ...]) -> None:
+        replica = self._held[name] = _Replica(name, state)
+        replica.performing = self._spawn(self._perform_forever(replica), f"perform {name}")
+        self._entered(replica, None, effects)
+
+    def _apply(self, name: str, event: machine.Event) -> None:
+        replica = self._held.get(name)
+        if replica is None:
+            return
+        before = replica.state
+        replica.state, effects = machine.step(before, event, self._clock.now(), self._limits)
+        self._entered(replica, before, effects)
+
+    def _entered(self, replica: _Replica, before: machine.State | None, effects: tuple[machine.Effect, ...]) -> None:
+        state = replica.state
+        for effect in effects:
+            if isinstance(effect, machine.WakeAt):
+                self._wake(replica, effect.at)
+            else:
+                replica.unperformed += 1
+                replica.outbox.put_nowait(effect)
+        if type(state) is type(before):
+            return
+        self._turned()
+        if isinstance(state, machine.Gone):
+            self._unsettled()
+        self._log("phase", assignment=replica.name, workload=str(state.asked.workload), phase=machine.phase(state))
+        if isinstance(state, machine.Failed | machine.Poisoned):
+            self._tell(state.refusal.code, replica.name, str(state.refusal))
+
+    def _wake(self, replica: _Replica, at: Elapsed) -> None:
+        async def wake() -> None:
+            while (left := at - self._clock.now()) > 0:  # a sleep may end a rounding error early, and Tick comes once
+                await self._clock.sleep(Seconds(max(left, WAKE_LEAST_S)))
+            self._apply(replica.name, machine.Tick())
+
+        if replica.waking is not None:
+            replica.waking.cancel()
+        replica.waking = self._spawn(wake(), f"wake {replica.name}")
+
+    async def _perform_forever(self, replica: _Replica) -> None:
+        while True:
+            effect = await replica.outbox.get()
+            try:
+                await self._perform(replica, effect)
+            except ShoalError as error:
+                self._apply(replica.name, machine.LoadFailed(error.refusal))
+            replica.unperformed -= 1
+            if isinstance(replica.state, machine.Gone):
+                self._unsettled()
+
+    async def _perform(self, replica: _Replica, effect: machine.Effect) -> None:
+        asked = replica.state.asked
+        match effect:
+            case machine.Fetch():
+                replica.fetching = self._spawn(self._fetch(replica), f"fetch {replica.name}")
+            case machine.StopFetch():
+                if replica.fetching is not None:
+                    replica.fetching.cancel()
+            case machine.StartWorker(path):
+                states = (each.state for each in self._held.values())
+                refusal = admission.admit(asked, self._gauges.read(asked.device), states)
+                if refusal is not None:
+                    raise ShoalError(refusal)
+                await self._workers.start(asked, path)
+            case machine.StopWorker():
+                await self._workers.stop(replica.name)
+            case machine.AwaitIdle():
+                if replica.draining is None or replica.draining.done():
+                    replica.draining = self._spawn(self._await_idle(replica), f"drain {replica.name}")
+            case machine.DiscardBytes():
+                await self._cache.discard(asked.model)
+            case machine.WakeAt():
+                pass  # set when the state was entered
+
+    async def _fetch(self, replica: _Replica) -> None:
+        asked = replica.state.asked
+        try:
+            await self._cache.admit(asked)
+            path = await self._cache.ensure(asked.model, asked.model_bytes)
+        except ShoalError as error:
+            self._apply(replica.name, machine.FetchFailed(error.refusal))
+        else:
+            self._apply(replica.name, machine.Fetched(path))
+
+    async def _await_idle(self, replica: _Replica) -> None:
+        while isinstance(replica.state, machine.Draining):
+            await self._clock.sleep(Seconds(self._poll_s))
+            if await self._gauges.sample() and self._gauges.in_flight(replica.name) == 0:
+                self._apply(replica.name, machine.Idle())
+
+    def _take(self, event: WorkerEvent) -> None:
+        match event:
+            case WorkerReady():
+                self._apply(event.assignment, machine.Warmed(_service_of(event)))
+            case WorkerPhase():
+                if event.phase == Phase.WARMING:
+                    self._apply(event.assignment, machine.Warmup())
+            case WorkerFailed():
+                self._apply(event.assignment, machine.LoadFailed(event.refusal))
+            case WorkerExited():
+                self._tell(event.refusal.code, event.assignment, str(event.refusal))
+                self._apply(event.assignment, machine.Exited(event.own_fault, event.refusal))
+            case WorkerAdopted():
+                self._orphans[event.assignment] = event
+                self._unsettled()
+
+    def _observed(self, replica: _Replica, epoch_wall: Seconds) -> Observed:
+        stats = self._gauges.worker(replica.name)
+        return machine.observe(
+            replica.state,
+            epoch_wall=epoch_wall,
+            in_flight=self._gauges.in_flight(replica.name),
+            served=stats.served if stats else (),
+        )
+
+
+def _service(ready: WorkerReady | None) -> machine.Service | None:
+    return None if ready is None else _service_of(ready)
+
+
+def _service_of(ready: WorkerReady) -> machine.Service:
+    return machine.Service(ready.measured, ready.inputs, ready.outputs)

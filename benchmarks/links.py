@@ -1,0 +1,359 @@
+"""How many agents one coordinator process holds on one core, and how they come back: `shoal bench links`.
+
+A real coordinator, alone on one core, and sessions of the agents' own link code on the other cores: each says hello
+with a certificate of its own and reports once a heartbeat. For each size of fleet: the share of its core that the
+coordinator takes, messages a second, resident memory above the empty coordinator's; then it is killed and started
+again, and all come back at once (a herd). Nobody may be called suspect or lost meanwhile.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shoal.agent.clock import SystemClock
+from shoal.agent.core.session import reconnect_after
+from shoal.agent.link.credentials import Files
+from shoal.agent.link.grpc import GrpcLink
+from shoal.client import Context, Region
+from shoal.coordinator.identity.authority import FileAuthority
+from shoal.types.assignment import Status
+from shoal.types.codes import ShoalError
+from shoal.types.device import Device, DeviceKind, Node, Reading, Role
+from shoal.types.link import Hello
+from shoal.types.units import Bytes, Seconds, Wall, Watts
+
+REGION = "bench"
+HEARTBEAT_S = 1.0
+VALID_S = Seconds(6 * 3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One size of fleet. core: share of the coordinator's core. memory: bytes above the empty coordinator's. herd_s:
+    from the coordinator's being ready again until the last agent's welcome. silent: events of nodes called suspect or
+    lost. late_ms: how late the coordinator answers an operator meanwhile, the worst of many."""
+
+    link: str
+    agents: int
+    connected_s: float
+    core: float
+    messages_a_second: float
+    memory: int
+    memory_per_1000: int
+    late_ms: float
+    herd_s: float
+    silent: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, nargs="+", default=[1000, 2500, 5000])
+    parser.add_argument("--seconds", type=float, default=20.0, help="to measure each size for")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    _raise_limit()
+    if options.drive:
+        asyncio.run(_drive(options.drive, options.address, options.agents[0]))
+        return
+    found = []
+    for agents in options.agents:
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+            found.append(measure(Path(folder), agents, options.seconds))
+        if not options.json:
+            _tell(found[-1])
+    if options.json:
+        print(json.dumps([asdict(each) for each in found], indent=1))
+
+
+def _tell(held: Held) -> None:
+    mib = held.memory_per_1000 / 2**20
+    print(
+        f"{held.link} {held.agents:>6} agents: {held.core:5.0%} of a core, {held.messages_a_second:6.0f} messages/s, "
+        f"{mib:6.1f} MiB a 1,000 agents, an operator waits {held.late_ms:.0f} ms at worst, "
+        f"connected in {held.connected_s:.1f} s, all back {held.herd_s:.1f} s after a restart, "
+        f"{held.silent} called silent",
+        flush=True,
+    )
+
+
+class Coordinator:
+    """A process on core 0; the same address after a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "coordinator"
+        self._log = folder / "coordinator.log"
+        self._addresses = {"link": "127.0.0.1:0", "enrol": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+        self.process: psutil.Popen
+
+    def start(self) -> None:
+        flags = [part for name, address in self._addresses.items() for part in (f"--{name}", address)]
+        program = str(Path(sys.executable).with_name("shoal-coordinator"))
+        with self._log.open("a") as log:
+            self.process = psutil.Popen(
+                [program, "run", "--region", REGION, "--data-dir", str(self.data), *flags],
+                stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        self.process.cpu_affinity([0])
+        ready = json.loads(self.process.stdout.readline() or "{}")
+        if not ready:
+            raise SystemExit(f"the coordinator did not start: {self._log.read_text()[-2000:]}")
+        self._addresses = {name: ready[name] for name in self._addresses}
+
+    @property
+    def address(self) -> str:
+        return self._addresses["link"]
+
+    def region(self) -> Region:
+        return Region(Context("bench", REGION, self.address, str(self.data / "operator")))
+
+
+def measure(folder: Path, agents: int, seconds: float) -> Held:
+    coordinator = Coordinator(folder)
+    coordinator.start()
+    try:
+        empty = coordinator.process.memory_info().rss
+        members = folder / "members"
+        _enrol(coordinator.data, members, agents)
+        with _drivers(members, coordinator.address, agents) as drivers:
+            began = time.monotonic()
+            drivers.wait_for(agents, deadline_s=120 + agents / 20)
+            connected_s = time.monotonic() - began
+            _settle(5.0)
+            cpu, sent, at = _cpu(coordinator.process), drivers.sent(), time.monotonic()
+            late = _latest_answer(coordinator, seconds)
+            took = time.monotonic() - at
+            core = (_cpu(coordinator.process) - cpu) / took
+            messages = (drivers.sent() - sent) / took
+            memory = coordinator.process.memory_info().rss - empty
+            coordinator.process.send_signal(signal.SIGKILL)
+            coordinator.process.wait()
+            coordinator.start()
+            back = time.monotonic()
+            drivers.wait_for(agents, deadline_s=120 + agents / 20, after=back)
+            herd_s = drivers.last_welcome() - back
+            _settle(5.0)
+            silent = _silent(coordinator)
+        return Held(
+            "grpc",
+            agents,
+            connected_s,
+            core,
+            messages,
+            memory,
+            int(memory * 1000 / agents),
+            1000 * late,
+            herd_s,
+            silent,
+        )
+    finally:
+        if coordinator.process.is_running():
+            coordinator.process.send_signal(signal.SIGKILL)
+            coordinator.process.wait()
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _settle(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _latest_answer(coordinator: Coordinator, seconds: float) -> float:
+    """Seconds of the slowest of many small calls, made for `seconds`."""
+    worst, end = 0.0, time.monotonic() + seconds
+    with coordinator.region() as region:
+        while time.monotonic() < end:
+            asked = time.monotonic()
+            region.who_am_i()
+            worst = max(worst, time.monotonic() - asked)
+            time.sleep(0.1)
+    return worst
+
+
+def _silent(coordinator: Coordinator) -> int:
+    with coordinator.region() as region:
+        return sum(event.code in ("NODE_SUSPECT", "NODE_LOST", "MASS_SILENCE") for event in region.events(limit=10_000))
+
+
+def _enrol(data: Path, members: Path, agents: int) -> None:
+    """A certificate each, by the region's own CA."""
+    wall = SystemClock().wall()
+    authority = FileAuthority.open(data / "ca", REGION, wall=wall, may_create=False)
+    for number in range(agents):
+        name = f"agent-{number:05d}"
+        enrolled = authority.enrol_self(Role.AGENT, name, lifetime_s=VALID_S, wall=wall)
+        (members / name).mkdir(parents=True)  # not by its own crash-safe writing, which flushes six times
+        for file, pem in (("cert", enrolled.certificate_pem), ("key", enrolled.key_pem), ("ca", enrolled.ca_pem)):
+            (members / name / f"{file}.pem").write_bytes(pem)
+
+
+class Drivers:
+    """The other side's processes, and what they said last: a line of JSON whenever something changed."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]], files: Sequence[Path]) -> None:
+        self._processes = processes
+        self._files = files
+
+    def _said(self) -> list[dict[str, float]]:
+        for process in self._processes:
+            if process.poll() is not None:
+                raise SystemExit("a driver of the benchmark ended")
+        return [json.loads(path.read_text()) for path in self._files if path.exists()]
+
+    def sent(self) -> float:
+        return sum(each["sent"] for each in self._said())
+
+    def last_welcome(self) -> float:
+        return max(each["welcomed_at"] for each in self._said())
+
+    def wait_for(self, agents: int, *, deadline_s: float, after: float = 0.0) -> None:
+        """Until that many are connected, by a welcome that came later than `after` where the last one must."""
+        end = time.monotonic() + deadline_s
+        while True:
+            said = self._said()
+            connected = sum(each["connected"] for each in said)
+            if connected >= agents and min((each["oldest_welcome"] for each in said), default=0.0) >= after:
+                return
+            if time.monotonic() > end:
+                raise SystemExit(f"only {connected:.0f} of {agents} agents were connected after {deadline_s:.0f} s")
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _drivers(members: Path, address: str, agents: int) -> Iterator[Drivers]:
+    """One process for each core but the coordinator's, each with its share of the agents."""
+    cores = sorted(set(range(os.cpu_count() or 1)) - {0}) or [0]
+    shares = [agents // len(cores) + (index < agents % len(cores)) for index in range(len(cores))]
+    processes, files, first = [], [], 0
+    for core, share in zip(cores, shares, strict=True):
+        folder = members.with_name(f"driver-{core}")
+        folder.mkdir()
+        for name in sorted(path.name for path in members.iterdir())[first : first + share]:
+            (folder / name).symlink_to(members / name)
+        first += share
+        command = [sys.executable, __file__, "--drive", str(folder), "--address", address, "--agents", str(share)]
+        process = psutil.Popen(command, text=True)
+        process.cpu_affinity([core])
+        processes.append(process)
+        files.append(folder.with_suffix(".json"))
+    try:
+        yield Drivers(processes, files)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+# In a driver's process
+
+
+@dataclass(slots=True)
+class Count:
+    sent: int = 0
+    failed: int = 0
+
+
+async def _drive(folder: Path, address: str, agents: int) -> None:
+    count, welcomed = Count(), dict[str, float]()
+    names = sorted(path.name for path in folder.iterdir())
+    tasks = [
+        asyncio.create_task(_agent(folder / name, address, index * HEARTBEAT_S / agents, count, welcomed))
+        for index, name in enumerate(names)
+    ]
+    out = folder.with_suffix(".json")
+    while True:
+        said: dict[str, Any] = {
+            "connected": len(welcomed),
+            "sent": count.sent,
+            "failed": count.failed,
+            "welcomed_at": max(welcomed.values(), default=0.0),
+            "oldest_welcome": min(welcomed.values(), default=0.0),
+        }
+        draft = out.with_suffix(".new")
+        draft.write_text(json.dumps(said))
+        draft.replace(out)
+        ended = [task for task in tasks if task.done()]
+        for task in ended:
+            task.result()
+        await asyncio.sleep(0.2)
+
+
+async def _agent(folder: Path, address: str, offset_s: float, count: Count, welcomed: dict[str, float]) -> None:
+    """One agent's sessions, for ever: as the supervisor opens and keeps them, with a small report each beat."""
+    clock, name, attempt = SystemClock(), folder.name, 0
+    link = GrpcLink(Files(folder), address, clock, lambda *_, **__: None)
+    await asyncio.sleep(offset_s)
+    while True:
+        try:
+            session = await link.connect(_hello(name, clock.wall()))
+        except ShoalError:
+            count.failed += 1
+            await asyncio.sleep(reconnect_after(name, attempt))
+            attempt += 1
+            continue
+        attempt = 0
+        welcomed[name] = time.monotonic()
+        reader = asyncio.create_task(_read(session))
+        try:
+            sequence = 0
+            while not reader.done():
+                sequence += 1
+                await session.send(_status(name, session.welcome.epoch, sequence, clock.wall()))
+                count.sent += 1
+                await asyncio.wait([reader], timeout=session.welcome.heartbeat_s)
+        except ShoalError:
+            count.failed += 1
+        finally:
+            welcomed.pop(name, None)
+            reader.cancel()
+            await session.close()
+        await asyncio.sleep(reconnect_after(name, 0))
+
+
+async def _read(session: Any) -> None:
+    with contextlib.suppress(ShoalError):
+        while True:
+            await session.receive()
+
+
+def _hello(name: str, wall: Wall) -> Hello:
+    cpu = Device(
+        "cpu0", DeviceKind.CPU, "bench", "bench", "bench", "1", "onnxruntime 1", "CPUExecutionProvider", Bytes(2**34)
+    )
+    node = Node(
+        name, REGION, Role.AGENT, {"site": "bench"}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,),
+        "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4", "boot",
+    )  # fmt: skip
+    return Hello(node, f"nonce-{name}-{wall}", None, 1, wall)
+
+
+def _status(name: str, epoch: int, sequence: int, wall: Wall) -> Status:
+    reading = Reading("cpu0", Bytes(2**33), 0.1, 40.0, Watts(10.0), 100.0 + sequence, wall)
+    return Status(name, epoch, sequence, sequence % 8 == 1, None, (), (), (reading,), (), wall, True)
+
+
+def _raise_limit() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    main()

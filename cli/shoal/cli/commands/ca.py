@@ -1,0 +1,99 @@
+"""`shoal ca`: the region's certificate authority, and how another follows it."""
+
+import time
+from typing import Final
+
+import click
+
+from shoal.cli.options import connected, connection, output
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit, line, table
+from shoal.cli.render.resources import when
+from shoal.client import Region
+from shoal.types.units import DURATION, parse_quantity
+from shoal.v1 import operator_pb2
+
+LOOK_S: Final = 0.5
+STAGES: Final = {
+    "idle": "no rotation is on",
+    "trust": "the next CA is made known",
+    "issue": "the next CA issues; the old one is trusted still",
+}
+
+
+@click.group()
+def ca() -> None:
+    """The region's certificate authority."""
+
+
+@ca.command()
+@connection
+@output
+def status(context: str, region: str, output: str) -> None:
+    """Which CAs the region trusts, where a rotation stands, and whom it waits for."""
+    with connected(context, region) as api:
+        found = api.authority()
+    if output in ("json", "yaml"):
+        emit(as_data(found), output)
+        return
+    line(f"{found.stage}: {STAGES[found.stage]}" + (f", since {when(found.since)}" if found.since else ""))
+    table(
+        ["FINGERPRINT", "STATE", "UNTIL"],
+        [[root.fingerprint, root.state, when(root.expires_at)] for root in found.roots],
+    )
+    if found.laggards:
+        table(["WAITS FOR", "WHICH LACKS", "CONNECTED"], [_row(each) for each in found.laggards])
+    line(f"{found.revoked} certificates are revoked")
+
+
+@ca.command()
+@click.option(
+    "--stage",
+    type=click.Choice(["issue", "retire"]),
+    default=None,
+    help="Go on to this stage without those that are waited for. [default: begin]",
+)
+@click.option("--wait", default="10m", show_default=True, help="How long to watch; 0s: begin and leave.")
+@connection
+@output
+def rotate(stage: str | None, wait: str, context: str, region: str, output: str) -> None:
+    """Follow the region's CA by a new one, without a restart.
+
+    First everybody is told to trust both, then everybody gets a certificate of the new one, then the old one goes. The
+    coordinator carries it on by itself, also over a restart and when this command is gone. Nodes that are lost are not
+    waited for: when they come back they renew. Clients of tenants are, since they hold the files themselves.
+    """
+    with connected(context, region) as api:
+        found = api.authority()
+        if stage is not None or found.stage == "idle":
+            found = api.rotate(stage or "")
+        found = _watch(api, found, parse_quantity(wait, DURATION), quiet=output in ("json", "yaml"))
+    if output in ("json", "yaml"):
+        emit(as_data(found), output)
+    elif found.stage == "idle":
+        issuing = next(root.fingerprint for root in found.roots if root.state == "issuing")
+        line(f"done: {issuing} issues, and it alone is trusted")
+    else:
+        line(f"it goes on: {len(found.laggards)} are waited for; shoal ca status")
+
+
+def _watch(
+    api: Region, found: operator_pb2.GetAuthorityReply, wait_s: float, *, quiet: bool
+) -> operator_pb2.GetAuthorityReply:
+    """Until it is done or the time is over; a line for each change."""
+    end = time.monotonic() + wait_s  # noqa: TID251 - a command's own clock
+    shown = ""
+    while True:
+        text = f"{found.stage}: {found.nodes_done} of {found.nodes}"
+        if text != shown and not quiet and found.stage != "idle":
+            line(text, "dim")
+        shown = text
+        if found.stage == "idle" or time.monotonic() >= end:  # noqa: TID251
+            return found
+        time.sleep(LOOK_S)  # noqa: TID251
+        found = api.authority()
+
+
+def _row(each: operator_pb2.LaggardView) -> list[str]:
+    until = f", until {when(each.certificate_expires_at)}" if each.certificate_expires_at else ""
+    return [each.uri, each.lacks + until, "yes" if each.connected else "no"]

@@ -1,0 +1,45 @@
+"""A context's certificate, renewed when it is used and two thirds of its life are over."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from shoal.client.contexts import Context
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire.enrol import Enrolled, complete, renew
+from shoal.wire.identity import BACKDATED_S, identity_of_pem
+
+SHARE: Final = 2 / 3
+
+
+def renew_context(context: Context) -> Enrolled:
+    """Raises ShoalError(FIELD_MISSING | RENEW_DENIED | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | UNAUTHENTICATED)."""
+    if not context.enrolment:
+        raise refuse(
+            Code.FIELD_MISSING,
+            f"context {context.name} does not say where it is renewed",
+            "an enrolment server",
+            "shoal context login; the files of `shoal dev up` and of a coordinator's own operator renew by themselves",
+        )
+    renewed = renew(context.enrolment, Path(context.folder))
+    renewed.write(Path(context.folder))
+    return renewed
+
+
+def freshen(context: Context) -> Refusal | None:
+    """Renews when it is due. What went wrong is told, and no error: the certificate may be good for a while yet."""
+    complete(Path(context.folder))
+    try:
+        if context.enrolment and _is_due(context):
+            renew_context(context)
+    except ShoalError as error:
+        return error.refusal
+    except OSError:
+        return None  # no files: whoever uses them says so better
+    return None
+
+
+def _is_due(context: Context) -> bool:
+    identity = identity_of_pem(context.certificate.read_bytes())
+    issued = identity.not_before + BACKDATED_S
+    return time.time() >= issued + SHARE * (identity.not_after - issued)  # noqa: TID251 - a command's own clock

@@ -1,0 +1,118 @@
+"""Model bytes by digest over HTTPS, for agents whose link is MQTT: a broker carries messages, not models.
+
+`GET /v1/models/sha256:HEX` with a client certificate of the region; `Range: bytes=N-` resumes. Whom it serves what is
+decided as for Artifacts.Fetch, request by request. A refusal's body is JSON: code, found, asked, remedy.
+"""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from shoal.coordinator.api.artifacts import may_fetch
+from shoal.coordinator.controllers.models import unknown_model
+from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.ports import Meter
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.wire.handshake import PemFiles
+from shoal.wire.identity import Identity, identity_of_der
+from shoal.wire.status import http_status
+
+HANDSHAKE_S: Final = 10.0
+STALL_S: Final = 30.0
+"""A reader that takes nothing for so long is cut off."""
+_RANGE: Final = re.compile(r"bytes=(\d{1,18})-")
+
+log: Final = structlog.get_logger("shoal.coordinator.models")
+
+
+class ModelServer:
+    """admit: refuses a caller (dates, region, role, revocation) on each request; raises ShoalError."""
+
+    def __init__(self, region: Region, files: PemFiles, admit: Callable[[Identity], None], meter: Meter) -> None:
+        self._region = region
+        self._files = files
+        self._admit = admit
+        self._meter = meter
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._context.verify_mode = ssl.CERT_REQUIRED
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+
+    def refresh(self) -> None:
+        """Takes certificate and authorities from their files for the connections to come."""
+        self._context.load_cert_chain(self._files.certificate, self._files.key)
+        self._context.load_verify_locations(self._files.ca)
+
+    async def start(self, host: str, port: int) -> int:
+        """The port it listens on. Raises OSError."""
+        self.refresh()
+        app = web.Application(client_max_size=0)
+        app.router.add_get("/v1/models/{digest}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        assert self._runner.server is not None, "made by setup"
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server, host, port, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        listening: int = self._server.sockets[0].getsockname()[1]
+        return listening
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._answer(request, self._caller(request))
+        except ShoalError as error:
+            self._meter.count("calls_refused", method="Fetch", code=error.code)
+            return web.json_response(asdict(error.refusal), status=http_status(error.code))
+
+    def _caller(self, request: web.Request) -> Identity:
+        channel = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+        certificate = channel.getpeercert(binary_form=True) if channel is not None else None
+        if certificate is None:
+            raise refuse(Code.UNAUTHENTICATED, "no client certificate", "one of this region", "enrol this node")
+        identity = identity_of_der(certificate)
+        self._admit(identity)
+        return identity
+
+    async def _answer(self, request: web.Request, identity: Identity) -> web.StreamResponse:
+        digest = request.match_info["digest"]
+        if not may_fetch(self._region, identity, digest):
+            raise ShoalError(unknown_model(digest))
+        offset = _offset(request.headers.get("Range", ""))
+        size, chunks = await self._region.models.fetch(digest, offset)
+        headers = {"Content-Length": str(size - offset), "Accept-Ranges": "bytes", "ETag": f'"{digest}"'}
+        if offset:
+            headers["Content-Range"] = f"bytes {offset}-{size - 1}/{size}"
+        answer = web.StreamResponse(status=206 if offset else 200, headers=headers)
+        answer.content_type = "application/octet-stream"
+        try:
+            await answer.prepare(request)
+            async for data in chunks:
+                async with asyncio.timeout(STALL_S):
+                    await answer.write(data)
+        except (TimeoutError, ConnectionError) as error:
+            log.info("fetch cut off", caller=identity.uri, digest=digest, found=type(error).__name__)
+            if request.transport is not None:
+                request.transport.abort()
+        return answer
+
+
+def _offset(header: str) -> int:
+    if not header:
+        return 0
+    match = _RANGE.fullmatch(header)
+    if match is None:
+        raise refuse(Code.INVALID_ARGUMENT, f"Range {header!r:.60}", "bytes=N-", "ask for all that is left")
+    return int(match[1])

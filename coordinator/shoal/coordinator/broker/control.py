@@ -1,0 +1,195 @@
+"""Tells the broker who may speak: ports.Broker over the control topic of Mosquitto's dynamic-security plugin.
+
+What the broker has is never trusted: at each connection everything it holds is read and brought to what the coordinator
+wants, so that one that starts empty, or slept through a revocation, is right again before long.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence, Set
+from typing import Final
+
+import aiomqtt
+import structlog
+
+from shoal.coordinator.broker import rights
+from shoal.coordinator.broker.rights import Json
+from shoal.coordinator.ports import Clock, Ids, Meter
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.units import Seconds
+from shoal.wire import mqtt
+from shoal.wire.handshake import PemFiles
+
+BATCH: Final = 25
+"""Nodes told in one message: the plugin writes its whole file at every command and serves nobody meanwhile."""
+PAGE: Final = 200
+ANSWER_S: Final = 30.0
+RETRY_S: Final = Seconds(0.5)
+_GONE: Final = ("Client not found", "Role not found")
+"""What was to be deleted was not there: as good as done."""
+
+log: Final = structlog.get_logger("shoal.coordinator.broker")
+
+
+class BrokerControl:
+    """files: the coordinator's, read again at each connection. address: the broker's host:port."""
+
+    def __init__(self, region: str, address: str, files: PemFiles, clock: Clock, ids: Ids, meter: Meter) -> None:
+        self._region = region
+        self._address = address
+        self._files = files
+        self._clock = clock
+        self._ids = ids
+        self._meter = meter
+        self._wanted: set[str] = set()
+        self._expelled: set[str] = set()
+        self._changed = asyncio.Event()
+        self._settled = False
+
+    @property
+    def settled(self) -> bool:
+        """The broker is there, and has what was asked so far."""
+        return self._settled and not self._changed.is_set()
+
+    async def admit(self, node: str) -> None:
+        self._wanted.add(node)
+        self._changed.set()
+
+    async def expel(self, node: str) -> None:
+        self._wanted.discard(node)
+        self._expelled.add(node)  # though it be admitted again at once: its connection ends
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled; a broker that is away is waited for."""
+        told = ""
+        while True:
+            try:
+                await self._session()
+            except (aiomqtt.MqttError, OSError, ShoalError) as error:
+                if self._settled or str(error) != told:
+                    log.warning("broker lost", address=self._address, error=str(error))
+                told = str(error)
+            except Exception:
+                log.exception("the broker answers what no broker should", address=self._address)
+            self._settled = False
+            self._meter.count("broker_lost")
+            await self._clock.sleep(RETRY_S)
+
+    async def _session(self) -> None:
+        """One connection, to its end. Raises what ended it."""
+        client = await mqtt.open_client(self._files, self._address, self._ids.name("coordinator-control"))
+        try:
+            talk = _Talk(client)
+            await mqtt.subscribe(client, [rights.RESPONSE])
+            parts = {asyncio.create_task(talk.read()), asyncio.create_task(self._keep_told(talk))}
+            try:
+                done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                for part in done:
+                    part.result()
+            finally:
+                for part in parts:
+                    part.cancel()
+                await asyncio.gather(*parts, return_exceptions=True)
+        finally:
+            await mqtt.close_client(client)
+
+    async def _keep_told(self, talk: "_Talk") -> None:
+        held = await self._held(talk)
+        log.info("broker follows", address=self._address, nodes=len(held))
+        while True:
+            self._changed.clear()
+            wanted = frozenset(self._wanted)
+            expelled, self._expelled = self._expelled, set()
+            keep = {node for node, sound in held.items() if sound} & wanted - expelled
+            try:
+                await _tell(talk, self._region, held.keys() - keep, wanted - keep)
+            except BaseException:
+                self._expelled |= expelled
+                raise
+            held = dict.fromkeys(wanted, True)
+            self._settled = not self._changed.is_set()
+            await self._changed.wait()
+
+    async def _held(self, talk: "_Talk") -> dict[str, bool]:
+        """Every node of which the broker holds something, and whether that is just what a node shall have.
+
+        Only what bears our role's name is looked at: an owner's other clients stay as they are.
+        """
+        roles = {role["rolename"]: _granted(role["acls"]) for role in await talk.list("listRoles", "roles")}
+        clients = {
+            client["username"]: [role["rolename"] for role in client["roles"]]
+            for client in await talk.list("listClients", "clients")
+        }
+        own = rights.coordinator_acls(self._region)
+        if roles.get(rights.COORDINATOR_ROLE) != _granted(own):  # another version made it; this ends our connection
+            await talk.ask([{"command": "modifyRole", "rolename": rights.COORDINATOR_ROLE, "acls": own}])
+        nodes = {rights.node_of(role) for role in roles} | {
+            name for name, held in clients.items() if rights.role_of(name) in held
+        }
+        return {
+            node: clients.get(node) == [rights.role_of(node)]
+            and roles.get(rights.role_of(node)) == _granted(rights.node_acls(self._region, node))
+            for node in nodes
+            if node
+        }
+
+
+class _Talk:
+    """One connection's questions, one at a time, and the plugin's answers."""
+
+    def __init__(self, client: aiomqtt.Client) -> None:
+        self._client = client
+        self._answers: asyncio.Queue[Json] = asyncio.Queue()
+        self._asked = 0
+
+    async def read(self) -> None:
+        """Until the connection ends; raises what ended it."""
+        async for message in self._client.messages:
+            self._answers.put_nowait(json.loads(mqtt.payload_of(message)))
+
+    async def ask(self, commands: Sequence[Json]) -> list[Json]:
+        """One answer a command. Raises ShoalError(CONFLICT) when one was not carried out, TimeoutError."""
+        self._asked += 1
+        mark = str(self._asked)
+        content = json.dumps({"commands": [{**command, "correlationData": mark} for command in commands]}).encode()
+        async with asyncio.timeout(ANSWER_S):
+            await mqtt.publish(self._client, rights.CONTROL, content)
+            while True:
+                answers: list[Json] = (await self._answers.get()).get("responses", [])
+                if answers and answers[0].get("correlationData") == mark:
+                    break
+        for answer in answers:
+            if answer.get("error", "") not in ("", *_GONE):
+                found = f"{answer['command']}: {answer['error']}"
+                raise refuse(Code.CONFLICT, found, "a broker that does as it is told", "it is looked over again")
+        return answers
+
+    async def list(self, command: str, field: str) -> list[Json]:
+        """All of one kind, page by page."""
+        found: list[Json] = []
+        while True:
+            (answer,) = await self.ask([{"command": command, "verbose": True, "count": PAGE, "offset": len(found)}])
+            page = answer["data"][field]
+            found += page
+            if len(page) < PAGE:
+                return found
+
+
+async def _tell(talk: _Talk, region: str, expelled: Set[str], admitted: Set[str]) -> None:
+    for nodes in _batches(expelled):
+        await talk.ask([command for node in nodes for command in rights.expulsion(node)])
+    for nodes in _batches(admitted):
+        await talk.ask([command for node in nodes for command in rights.admission(region, node)])
+    if expelled or admitted:
+        log.info("broker told", admitted=len(admitted), expelled=len(expelled))
+
+
+def _batches(nodes: Set[str]) -> Iterator[list[str]]:
+    ordered = sorted(nodes)
+    for start in range(0, len(ordered), BATCH):
+        yield ordered[start : start + BATCH]
+
+
+def _granted(acls: list[Json]) -> frozenset[tuple[str, str, bool]]:
+    return frozenset((acl["acltype"], acl["topic"], acl["allow"]) for acl in acls)

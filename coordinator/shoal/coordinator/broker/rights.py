@@ -1,0 +1,86 @@
+"""Who may do what at the broker, in the words of Mosquitto's dynamic-security plugin; values only.
+
+A node publishes and reads its own topics, the coordinator the opposite ends of all of them; whatever is not named here
+is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. What nobody may subscribe to nobody receives, so
+receiving needs no right of its own. The plugin knows no pattern for "its own name" (%u is taken literally), so each
+node has a role to itself. Only whole filters are granted (`subscribeLiteral`): with `subscribePattern` a `+` would be
+granted where the coordinator's own filters have one.
+"""
+
+from typing import Any, Final
+
+from shoal.wire import topics
+from shoal.wire.identity import COORDINATOR_USER
+
+CONTROL: Final = "$CONTROL/dynamic-security/v1"
+RESPONSE: Final = "$CONTROL/dynamic-security/v1/response"
+COORDINATOR_ROLE: Final = "coordinator"
+_NODE: Final = "node."
+
+Json = dict[str, Any]
+
+
+def document(region: str) -> Json:
+    """The plugin's whole configuration before any node is admitted."""
+    return {
+        "defaultACLAccess": {
+            "publishClientSend": False,
+            "publishClientReceive": True,
+            "subscribe": False,
+            "unsubscribe": True,
+        },
+        "clients": [{"username": COORDINATOR_USER, "roles": [{"rolename": COORDINATOR_ROLE}]}],
+        "groups": [],
+        "roles": [{"rolename": COORDINATOR_ROLE, "acls": coordinator_acls(region)}],
+    }
+
+
+def coordinator_acls(region: str) -> list[Json]:
+    sent = [topics.region_online(region), *(topics.all_nodes(region, channel) for channel in topics.DOWN), CONTROL]
+    read = [*(topics.all_nodes(region, channel) for channel in topics.UP), RESPONSE]
+    return [*_acls(sent, read), _acl("publishClientReceive", RESPONSE)]  # which no default covers
+
+
+def node_acls(region: str, node: str) -> list[Json]:
+    sent = [topics.of_node(region, node, channel) for channel in topics.UP]
+    read = [topics.region_online(region), *(topics.of_node(region, node, channel) for channel in topics.DOWN)]
+    return _acls(sent, read)
+
+
+def role_of(node: str) -> str:
+    """The name of a node's own role: never that of the coordinator's, whatever the node is called."""
+    return f"{_NODE}{node}"
+
+
+def node_of(role: str) -> str:
+    """Whose role that is; empty when it is no node's."""
+    return role.removeprefix(_NODE) if role.startswith(_NODE) else ""
+
+
+def admission(region: str, node: str) -> tuple[Json, ...]:
+    """Commands that give `node` its rights; it has none before."""
+    role = role_of(node)
+    return (
+        {"command": "createRole", "rolename": role, "acls": node_acls(region, node)},
+        {"command": "createClient", "username": node, "roles": [{"rolename": role}]},
+    )
+
+
+def expulsion(node: str) -> tuple[Json, ...]:
+    """Commands that end `node`'s connection and leave it no right.
+
+    Not `disableClient`: Mosquitto 2.0 asks whether a client is disabled only where it checks a password, so a disabled
+    client that comes with a certificate is let in again with all its rights.
+    """
+    return (
+        {"command": "deleteClient", "username": node},
+        {"command": "deleteRole", "rolename": role_of(node)},
+    )
+
+
+def _acls(sent: list[str], read: list[str]) -> list[Json]:
+    return [*(_acl("publishClientSend", topic) for topic in sent), *(_acl("subscribeLiteral", topic) for topic in read)]
+
+
+def _acl(kind: str, topic: str) -> Json:
+    return {"acltype": kind, "topic": topic, "priority": 0, "allow": True}

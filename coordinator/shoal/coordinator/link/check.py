@@ -1,0 +1,29 @@
+"""What a node says of itself against who it is, on either link."""
+
+from cryptography import x509
+
+from shoal.types.codes import Code, refuse
+from shoal.types.link import FromAgent, Hello, Receipts
+from shoal.wire.identity import Identity
+from shoal.wire.signing import verify
+
+
+def check_hello(hello: Hello, identity: Identity) -> None:
+    """Raises ShoalError(NODE_MISMATCH)."""
+    node = hello.node
+    if (node.region, node.role, node.name) != (identity.region, identity.role, identity.name):
+        raise refuse(
+            Code.NODE_MISMATCH,
+            f"a hello of shoal://{node.region}/{node.role}/{node.name}",
+            identity.uri,
+            "a node speaks for itself only",
+        )
+
+
+def check_signatures(message: FromAgent, identity: Identity, certificate: x509.Certificate) -> None:
+    """Receipts are stored, so they are signed by the key of the certificate that the session was opened with.
+
+    Raises ShoalError(SIGNATURE_INVALID)."""
+    if isinstance(message, Receipts):
+        for each in message.receipts:
+            verify(certificate, each.signature, identity.region, identity.name, "receipt", each.content)

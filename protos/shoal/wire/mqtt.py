@@ -1,0 +1,161 @@
+"""A connection to the region's broker: TLS both ways, MQTT 5, nothing kept for a client that is gone.
+
+The broker only carries: what it delivers is believed by `seal`, not by where it came from.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from typing import Final
+
+import aiomqtt
+from aiomqtt.exceptions import MqttConnectError
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.wire.handshake import PemFiles, raise_fault
+from shoal.wire.limits import KEEPALIVE_TIMEOUT_S, LINK_BYTES
+from shoal.wire.seal import ENVELOPE_BYTES
+
+KEEPALIVE_S: Final = int(KEEPALIVE_TIMEOUT_S)
+"""A broker that says nothing for so long is gone; it takes us for gone after half as long again."""
+EXPIRY_S: Final = 10
+"""What is not retained is worth nothing to who reads it later than this."""
+PACKET_BYTES: Final = LINK_BYTES + ENVELOPE_BYTES + 4096
+"""The largest packet taken from the broker: a message with its envelope, topic and properties."""
+RECEIVE_MOST: Final = 1000
+"""Messages on their way to us that are not acknowledged yet."""
+CALL_S: Final = 3.0
+CLOSE_S: Final = 1.0
+_FAILED: Final = 0x80
+"""Reason codes from here on are refusals."""
+
+
+async def open_client(
+    files: PemFiles,
+    address: str,
+    identifier: str,
+    will: aiomqtt.Will | None = None,
+    *,
+    in_flight: int = 20,
+    queue: type[asyncio.Queue[aiomqtt.Message]] | None = None,
+) -> aiomqtt.Client:
+    """Connected to the broker at `address` (host:port); end it with `close_client`.
+
+    in_flight: messages that may wait for the broker's acknowledgement at once. queue: takes the messages that come.
+    Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_UNTRUSTED | CERT_EXPIRED | UNAUTHENTICATED).
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        client = aiomqtt.Client(
+            host.strip("[]"),
+            int(port),
+            identifier=identifier,
+            protocol=aiomqtt.ProtocolVersion.V5,
+            clean_start=True,
+            will=will,
+            keepalive=KEEPALIVE_S,
+            timeout=CALL_S,
+            properties=_session(),
+            tls_context=await asyncio.to_thread(_context, files),
+            max_inflight_messages=in_flight,
+            queue_type=queue,
+        )
+        client.pending_calls_threshold = in_flight
+        # Connecting runs in a thread, which a cancellation cannot stop: what it opened must not be left behind.
+        opening = asyncio.ensure_future(client.__aenter__())
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(lambda done: _abandon(client, done))
+            raise
+    except MqttConnectError as cause:
+        raise refuse(
+            Code.UNAUTHENTICATED,
+            f"broker {address}: {cause}",
+            "a client that it admits",
+            "enrol again, or look at the broker's rights",
+        ) from cause
+    except (aiomqtt.MqttError, OSError, ValueError) as cause:
+        for each in (cause, cause.__context__):
+            if isinstance(each, ssl.SSLError):
+                raise_fault(each, address)
+        raise unreachable(address, cause) from cause
+    return client
+
+
+async def close_client(client: aiomqtt.Client) -> None:
+    """A broker that does not answer is left to its keep-alive."""
+    client.timeout = CLOSE_S
+    try:
+        await client.__aexit__(None, None, None)
+    except aiomqtt.MqttError:
+        pass
+
+
+async def subscribe(client: aiomqtt.Client, topics: Iterable[str], *, retained: bool = True) -> None:
+    """QoS 1. retained: whether what the broker kept comes first. Raises ShoalError(TOPIC_DENIED), aiomqtt.MqttError."""
+    names = tuple(topics)
+    handling = SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE if retained else SubscribeOptions.RETAIN_DO_NOT_SEND
+    options = SubscribeOptions(qos=1, retainAsPublished=True, retainHandling=handling)
+    granted = await client.subscribe([(name, options) for name in names])
+    for name, reason in zip(names, granted, strict=True):
+        value = reason.value if isinstance(reason, ReasonCode) else reason
+        if value >= _FAILED:
+            raise refuse(
+                Code.TOPIC_DENIED, f"{name}: {reason}", "a broker that lets it be read", "look at the broker's rights"
+            )
+
+
+async def publish(client: aiomqtt.Client, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    """QoS 1; returns when the broker has it. Raises aiomqtt.MqttError."""
+    await client.publish(topic, payload, qos=1, retain=retain, properties=None if retain else expiring())
+
+
+def expiring() -> Properties:
+    found = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    found.MessageExpiryInterval = EXPIRY_S
+    return found
+
+
+def payload_of(message: aiomqtt.Message) -> bytes:
+    """What was published, as bytes; empty for what is none."""
+    return bytes(message.payload) if isinstance(message.payload, bytes | bytearray) else b""
+
+
+def unreachable(address: str, found: object) -> ShoalError:
+    return refuse(
+        Code.COORDINATOR_UNREACHABLE,
+        f"broker {address}: {found}",
+        "the region's broker",
+        "check that it runs and that the address is right",
+    )
+
+
+_abandoned: Final[set[asyncio.Task[None]]] = set()
+
+
+def _abandon(client: aiomqtt.Client, opened: "asyncio.Future[aiomqtt.Client]") -> None:
+    if opened.cancelled() or opened.exception() is not None:
+        return
+    closing = asyncio.ensure_future(close_client(client))
+    _abandoned.add(closing)
+    closing.add_done_callback(_abandoned.discard)
+
+
+def _session() -> Properties:
+    found = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    found.SessionExpiryInterval = 0
+    found.MaximumPacketSize = PACKET_BYTES
+    found.ReceiveMaximum = RECEIVE_MOST
+    return found
+
+
+def _context(files: PemFiles) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(files.ca))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(files.certificate, files.key)
+    return context

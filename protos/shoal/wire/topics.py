@@ -1,0 +1,72 @@
+"""Names of the agent link over MQTT: `shoal/v1/REGION/NODE/CHANNEL`, and `shoal/v1/REGION/online` of the coordinator.
+
+Each channel goes one way only, so that a broker's rights are two lists. What is not one of these names is refused, even
+where a broker let it through.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from shoal.types.codes import Code, refuse
+from shoal.wire.identity import check_name
+
+PREFIX: Final = "shoal/v1"
+
+
+class Channel(StrEnum):
+    """The last part of a node's topic."""
+
+    HELLO = "hello"
+    ONLINE = "online"
+    CAPABILITY = "capability"
+    STATUS = "status"
+    WELCOME = "welcome"
+    DESIRED = "desired"
+    REQUEST = "request"
+
+
+UP: Final = (Channel.HELLO, Channel.ONLINE, Channel.CAPABILITY, Channel.STATUS)
+"""Published by the node, read by the coordinator."""
+DOWN: Final = (Channel.WELCOME, Channel.DESIRED, Channel.REQUEST)
+"""Published by the coordinator, read by the node."""
+RETAINED: Final = frozenset({Channel.ONLINE, Channel.CAPABILITY, Channel.DESIRED})
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A node's topic. Reads as it is written on the wire."""
+
+    region: str
+    node: str
+    channel: Channel
+
+    def __str__(self) -> str:
+        return f"{PREFIX}/{self.region}/{self.node}/{self.channel}"
+
+
+def region_online(region: str) -> str:
+    """Where the region's coordinator says that it is there."""
+    return f"{PREFIX}/{region}/online"
+
+
+def of_node(region: str, node: str, channel: Channel) -> str:
+    return str(Topic(region, node, channel))
+
+
+def all_nodes(region: str, channel: Channel) -> str:
+    """A filter for this channel of every node."""
+    return f"{PREFIX}/{region}/+/{channel}"
+
+
+def parse(text: str, region: str, channels: tuple[Channel, ...]) -> Topic:
+    """A node's topic in `region` on one of `channels`. Raises ShoalError(TOPIC_DENIED | NAME_INVALID)."""
+    parts = text.split("/")
+    if len(parts) != 5 or "/".join(parts[:2]) != PREFIX or parts[2] != region or parts[4] not in channels:
+        raise refuse(
+            Code.TOPIC_DENIED,
+            f"{text!r:.120}",
+            f"{PREFIX}/{region}/NODE/{{{','.join(channels)}}}",
+            "look at the rights that the broker gives",
+        )
+    return Topic(region, check_name(parts[3], "node"), Channel(parts[4]))

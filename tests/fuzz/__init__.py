@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of everything that reads strangers' bytes (A13)."""

@@ -1,0 +1,58 @@
+"""`python -m fuzz TARGET RUNS SEED FOLDER`: that many inputs, led by the coverage that they reach.
+
+The corpus lies in FOLDER/corpus. What was found lies in FOLDER when this fails: its input, as libFuzzer names it. One
+line of JSON in FOLDER/codes.json counts how inputs were taken.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import atheris  # type: ignore[import-untyped]
+from cryptography import x509
+
+TIMEOUT_S = 5
+"""For one input: more is a wait without bound."""
+MEMORY_MIB = 1024
+LONGEST = 8192
+
+
+def main(name: str, runs: int, seed: int, folder: Path) -> None:
+    with atheris.instrument_imports(include=["shoal", "h11"]):
+        from fuzz.targets import targets
+    from harness.pki import Authority
+    from shoal.types.device import Role
+
+    files = Authority(folder / "ca", "eu", 1e9).issue(Role.AGENT, "n1")
+    target = targets(x509.load_pem_x509_certificate(files.certificate.read_bytes()))[name]
+    corpus = folder / "corpus"
+    corpus.mkdir(exist_ok=True)
+    for number, content in enumerate(target.seeds()):
+        (corpus / f"seed-{number}").write_bytes(content)
+    codes: Counter[str] = Counter()
+
+    def one(data: bytes) -> None:
+        codes[target.run(data)] += 1
+        if codes.total() >= runs:
+            (folder / "codes.json").write_text(json.dumps(codes))
+
+    arguments = [
+        sys.argv[0], str(corpus), f"-atheris_runs={runs}", f"-seed={seed}", f"-timeout={TIMEOUT_S}",
+        f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={LONGEST}", f"-artifact_prefix={folder}/",
+    ]  # fmt: skip
+    if target.words:
+        words = folder / "words"
+        words.write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
+        arguments.append(f"-dict={words}")
+    atheris.Setup(arguments, one)
+    atheris.Fuzz()
+
+
+def _escaped(word: bytes) -> str:
+    """As libFuzzer's dictionaries have it."""
+    return "".join(f"\\x{byte:02x}" for byte in word)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,125 @@
+"""The REST transport without sockets: bytes in, whole responses out."""
+
+import asyncio
+from typing import Any
+
+import h11
+
+from shoal.agent.dataplane.intake import Intake
+from shoal.agent.dataplane.rest import _Connection
+from shoal.agent.dataplane.transport import Call
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Code
+
+OK = "OK"
+HUNG_UP = "closed"
+"""Without an answer: to half a request, nothing can be said."""
+
+
+class Answering:
+    """A service that lets anybody in, and answers every request with the tensors that it brought."""
+
+    def live(self) -> bool:
+        return True
+
+    def admit(self, call: Call) -> None:
+        pass
+
+    def server_ready(self, call: Call) -> bool:
+        return True
+
+    def server_metadata(self, call: Call) -> oip.ServerMetadataResponse:
+        return oip.ServerMetadataResponse(name="shoal")
+
+    def index(self, call: Call, *, ready_only: bool) -> oip.RepositoryIndexResponse:
+        return oip.RepositoryIndexResponse()
+
+    def model_ready(self, call: Call, name: str, version: str) -> bool:
+        return True
+
+    async def model_metadata(self, call: Call, name: str, version: str) -> oip.ModelMetadataResponse:
+        return oip.ModelMetadataResponse(name=name)
+
+    async def infer(self, call: Call, request: bytes) -> bytes:
+        asked = oip.ModelInferRequest.FromString(request)
+        outputs = [
+            oip.ModelInferResponse.InferOutputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
+            for t in asked.inputs
+        ]
+        made = oip.ModelInferResponse(outputs=outputs, raw_output_contents=asked.raw_input_contents)
+        return made.SerializeToString()
+
+
+class _Writer:
+    """As much of a StreamWriter as the transport uses."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.transport = self
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def get_extra_info(self, _name: str) -> "_Writer":
+        return self
+
+    def getpeercert(self, *, binary_form: bool) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+    async def wait_closed(self) -> None:
+        pass
+
+
+class Rest:
+    """Takes one connection's bytes at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def take(self, data: bytes) -> str:
+        """How the last request of the connection was answered; raises AssertionError for an answer that is none."""
+        return self._loop.run_until_complete(self._take(data))
+
+    async def _take(self, data: bytes) -> str:
+        reader, writer = asyncio.StreamReader(), _Writer()
+        reader.feed_data(data)
+        reader.feed_eof()
+        intake = Intake()
+        stream: Any = writer
+        await _Connection(Answering(), intake, reader, stream, asyncio.Event()).serve()
+        assert not intake._held, "what a connection held is free when it has ended"
+        # what follows the answer to a HEAD cannot be told from its body by who has not sent the request
+        return HUNG_UP if b"HEAD" in data else _last_answer(bytes(writer.sent))
+
+
+def _last_answer(sent: bytes) -> str:
+    found = HUNG_UP
+    while sent:
+        http = h11.Connection(h11.CLIENT)
+        http.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
+        http.send(h11.EndOfMessage())
+        http.receive_data(sent)
+        found, sent = _one_answer(http)
+    return found
+
+
+def _one_answer(http: h11.Connection) -> tuple[str, bytes]:
+    found = HUNG_UP
+    while True:
+        event = http.next_event()
+        if isinstance(event, h11.Response):
+            headers = dict(event.headers)
+            found = OK if event.status_code < 400 else Code(headers.get(b"shoal-code", b"").decode())
+        elif isinstance(event, h11.EndOfMessage):
+            return found, bytes(http.trailing_data[0])
+        elif not isinstance(event, h11.Data | h11.InformationalResponse):
+            raise AssertionError(f"half an answer: {event}")

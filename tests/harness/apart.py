@@ -1,0 +1,114 @@
+"""A region whose members are machines of their own: `harness.stack` over `harness.netns`.
+
+`python -m harness.apart FOLDER NAMESPACES` is its keeper, which starts each member inside its namespace.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from harness.crafted import relu
+from harness.disk import compile_disk, slow_disk, slowed
+from harness.netns import Network, network
+from harness.stack import PATIENCE_S, Stack
+from harness.wait import wait_until
+from shoal.client import Contexts
+from shoal.devstack import layout
+from shoal.devstack.control import Control
+from shoal.devstack.keeper import Keeper
+from shoal.devstack.layout import Member
+from shoal.v1 import operator_pb2
+
+TESTS = Path(__file__).parents[1]
+
+
+class ApartControl(Control):
+    """`shoal dev up`, but every member has an address of its own."""
+
+    def __init__(self, folder: Path, contexts: Contexts, net: Network, before: Sequence[str]) -> None:
+        """before: what every program's command line begins with."""
+        super().__init__(folder, contexts)
+        self._net = net
+        self._before = before
+
+    def _stack(self, region: str, agents: int, link: str) -> layout.Stack:
+        stack = super()._stack(region, agents, link)
+        return replace(stack, members=tuple(self._moved(member) for member in stack.members))
+
+    def _moved(self, member: Member) -> Member:
+        host = self._net.address(member.name)
+        moved = {use: f"{host}:{address.rpartition(':')[2]}" for use, address in member.addresses.items()}
+        return replace(member, addresses=moved)
+
+    def _keeper(self) -> list[str]:
+        stack = layout.load(self.folder)
+        inside = {member.name: (*self._net.inside(member.name), *self._before) for member in stack.members}
+        command = [sys.executable, "-m", "harness.apart", str(self.folder), json.dumps(inside)]
+        return ["env", f"PYTHONPATH={TESTS}", *command]
+
+
+class ApartStack(Stack):
+    """`net`: cut it as you like; the test stands outside of every machine."""
+
+    def __init__(self, folder: Path, net: Network) -> None:
+        super().__init__(folder)
+        self.net = net
+        self._slow = folder / "slow"
+        before = slow_disk(compile_disk(folder), folder / "dev", self._slow)
+        self.control = ApartControl(folder / "dev", self.contexts, net, before)
+
+    def slow_disks(self, *, flush_s: float, write_s: float) -> AbstractContextManager[None]:
+        """Of all machines."""
+        return slowed(self._slow, flush_s=flush_s, write_s=write_s)
+
+    def liveness(self, node: str) -> str:
+        with self.api() as api:
+            return next(view.liveness for view in api.get("nodes").nodes if view.node.name == node)
+
+    def serving(self, workload: str) -> list[operator_pb2.PlacementView]:
+        """Placements that requests are sent to."""
+        return [row for row in self.placements(workload) if row.routed]
+
+    def is_whole(self) -> bool:
+        """Every node is there, and nothing is on its way in or out."""
+        with self.api() as api:
+            nodes, rows = api.get("nodes").nodes, api.get("placements").placements
+        there = all(view.liveness == "ready" and view.front_ready for view in nodes)
+        return there and all(row.routed and not row.assignment.draining for row in rows)
+
+    def whole(self) -> None:
+        wait_until(self.is_whole, PATIENCE_S, "the region to be whole", every_s=0.1)
+
+
+class ApartKeeper(Keeper):
+    def __init__(self, folder: Path, stack: layout.Stack, inside: dict[str, list[str]]) -> None:
+        super().__init__(folder, stack)
+        self._inside = inside
+
+    def command(self, member: Member) -> list[str]:
+        return [*self._inside[member.name], *super().command(member)]
+
+
+@contextlib.contextmanager
+def apart(folder: Path, agents: int) -> Iterator[ApartStack]:
+    """A region with the model `relu`; the first agents of `shoal dev up`."""
+    names = ["coordinator", "gateway", *(name for name, _ in layout.fleet_of(agents))]
+    with network(names) as net:
+        stack = ApartStack(folder, net)
+        try:
+            stack.up(agents)
+            stack.push(relu().SerializeToString(), "relu")
+            yield stack
+        finally:
+            net.heal()
+            stack.down()
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    asyncio.run(ApartKeeper(where, layout.load(where), json.loads(sys.argv[2])).run())

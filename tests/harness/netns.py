@@ -1,0 +1,151 @@
+"""A network of machines that can be cut: each a network namespace, joined by a router in one of its own.
+
+Nothing of the host is changed but for one leg into the router, by which the test itself is one of the machines. A cut
+drops packets in the router: nobody is told, nothing is reset, and a counter says how many were dropped. All of it is
+gone when the context ends. Needs root, iproute2, nftables and util-linux.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shoal.types.codes import Code, refuse
+
+HERE = "test"
+"""The name of the test's own leg."""
+CHAIN = ("inet", "shoal", "forward")
+
+
+class Network:
+    """Machines by name, with one address each, between `open` and `close`."""
+
+    def __init__(self, machines: Sequence[str]) -> None:
+        """At most 62 machines. Raises ShoalError where namespaces cannot be made: such a run covers nothing."""
+        # 198.18.0.0/15 is for benchmarks between networks (RFC 2544), so it leads nowhere else.
+        self._subnet = f"198.{18 + os.getpid() % 2}.{os.getpid() // 2 % 256}"
+        self._numbers = {name: number for number, name in enumerate((HERE, *machines))}
+        self._prefix = f"shoal{os.getpid() % 100000}"
+        self._router = f"{self._prefix}-r"
+        self._marks = itertools.count(1)
+
+    def open(self) -> None:
+        try:
+            self._build()
+        except subprocess.CalledProcessError as cause:
+            self.close()
+            raise refuse(
+                Code.NOT_FOUND, f"{cause.stderr.strip()}", "root, ip, nft", "apt-get install iproute2 nftables"
+            ) from cause
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Whatever there is of it goes; processes inside must have ended."""
+        for name in (*(self.namespace(one) for one in self._numbers if one != HERE), self._router):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", f"{self._prefix}-0"], capture_output=True, check=False)
+
+    def address(self, machine: str) -> str:
+        return f"{self._subnet}.{4 * self._numbers[machine] + 2}"
+
+    def namespace(self, machine: str) -> str:
+        return f"{self._prefix}-{self._numbers[machine]}"
+
+    def inside(self, machine: str) -> tuple[str, ...]:
+        """What a command line begins with, to run on that machine. Only the network is another one."""
+        return ("nsenter", f"--net=/run/netns/{self.namespace(machine)}", "--")
+
+    # faults
+
+    def cut(self, source: str, target: str = "") -> str:
+        """Packets from `source` to `target` (everybody) vanish from now on; its name, for `dropped` and `heal`."""
+        name = f"cut{next(self._marks)}"
+        match = ["ip", "saddr", self.address(source), *(("ip", "daddr", self.address(target)) if target else ())]
+        self._drop(name, match)
+        return name
+
+    def cut_off(self, machine: str, *, but: str = "") -> tuple[str, str]:
+        """Both ways, from everybody but that one."""
+        names = f"cut{next(self._marks)}", f"cut{next(self._marks)}"
+        for name, (near, far) in zip(names, (("saddr", "daddr"), ("daddr", "saddr")), strict=True):
+            others = ["ip", far, "!=", self.address(but)] if but else []
+            self._drop(name, ["ip", near, self.address(machine), *others])
+        return names
+
+    def lose(self, machine: str, share: float) -> tuple[str, str]:
+        """That share of its packets vanishes, each way, by chance."""
+        names = f"loss{next(self._marks)}", f"loss{next(self._marks)}"
+        for name, side in zip(names, ("saddr", "daddr"), strict=True):
+            limit = ["numgen", "random", "mod", "1000", "<", str(round(1000 * share))]
+            self._drop(name, ["ip", side, self.address(machine), *limit])
+        return names
+
+    def heal(self, *names: str) -> None:
+        """Of all faults, unless named."""
+        for name in names or tuple(rule["comment"] for rule in self._rules()):
+            handle = next(rule["handle"] for rule in self._rules() if rule["comment"] == name)
+            self._nft("delete", "rule", *CHAIN, "handle", str(handle))
+
+    def dropped(self, *names: str) -> int:
+        """Packets that these cuts took so far; fails unless each is in force."""
+        found = {rule["comment"]: rule for rule in self._rules()}
+        return sum(_packets(found[name]) for name in names)
+
+    # building
+
+    def _build(self) -> None:
+        self._ip("netns", "add", self._router)
+        for key in ("net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0"):
+            self._run("ip", "netns", "exec", self._router, "sysctl", "-qw", key)
+        for name, number in self._numbers.items():
+            here, there = f"{self._prefix}-{number}", f"r{number}"
+            self._ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", self._router)
+            where: tuple[str, ...] = ()
+            if name != HERE:
+                self._ip("netns", "add", self.namespace(name))
+                self._ip("link", "set", here, "netns", self.namespace(name))
+                where = ("-n", self.namespace(name))
+                self._ip(*where, "link", "set", "lo", "up")
+            gateway = f"{self._subnet}.{4 * number + 1}"
+            self._ip("-n", self._router, "addr", "add", f"{gateway}/30", "dev", there)
+            self._ip("-n", self._router, "link", "set", there, "up")
+            self._ip(*where, "addr", "add", f"{self.address(name)}/30", "dev", here)
+            self._ip(*where, "link", "set", here, "up")
+            self._ip(*where, "route", "add", f"{self._subnet}.0/24", "via", gateway)
+        self._nft("add", "table", "inet", "shoal")
+        self._nft("add", "chain", *CHAIN, "{ type filter hook forward priority 0; }")
+
+    def _drop(self, name: str, match: Sequence[str]) -> None:
+        self._nft("add", "rule", *CHAIN, *match, "counter", "drop", "comment", f'"{name}"')
+
+    def _rules(self) -> list[dict[str, Any]]:
+        told = json.loads(self._nft("-j", "list", "chain", *CHAIN))
+        return [entry["rule"] for entry in told["nftables"] if "rule" in entry]
+
+    def _nft(self, *words: str) -> str:
+        return self._run("ip", "netns", "exec", self._router, "nft", *words)
+
+    def _ip(self, *words: str) -> None:
+        self._run("ip", *words)
+
+    def _run(self, *command: str) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _packets(rule: dict[str, Any]) -> int:
+    return sum(int(each["counter"]["packets"]) for each in rule["expr"] if "counter" in each)
+
+
+@contextlib.contextmanager
+def network(machines: Sequence[str]) -> Iterator[Network]:
+    found = Network(machines)
+    found.open()
+    try:
+        yield found
+    finally:
+        found.close()

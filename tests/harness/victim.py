@@ -1,0 +1,140 @@
+"""A client that goes on working beside an attack, and what the attack cost: it, us and the attacker (I11).
+
+Figures are ratios within one run. They are recorded whole; tests assert generous margins only, since the machine of a
+test has other work.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.pki import Files
+
+CALM = 100
+"""Calls before the attack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """What one process of `harness.attacker` does. files: of a client certificate that it has."""
+
+    kind: str
+    address: str
+    count: int
+    files: Files | None = None
+
+    def command(self) -> list[str]:
+        files = [str(self.files.certificate), str(self.files.key)] if self.files else []
+        return ["-m", "harness.attacker", self.kind, self.address, str(self.count), *files]
+
+
+@dataclass(frozen=True, slots=True)
+class Toll:
+    """slower: the victim's median and 99th percentile, during the attacks over before them. ours_s, theirs_s: CPU.
+    grown: bytes of our processes. failed: calls of the victim. attackers: what each said of itself."""
+
+    calls: int
+    failed: int
+    p50_ms: float
+    p99_ms: float
+    slower_p50: float
+    slower_p99: float
+    ours_s: float
+    theirs_s: float
+    grown: int
+    attackers: list[dict[str, Any]]
+
+    def figures(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "victim_calls": self.calls,
+            "victim_failed": self.failed,
+            "p50_ms": round(self.p50_ms, 2),
+            "p99_ms": round(self.p99_ms, 2),
+            "slower_p50": round(self.slower_p50, 2),
+            "slower_p99": round(self.slower_p99, 2),
+            "cpu_ours_per_theirs": round(self.ours_s / max(self.theirs_s, 0.01), 2),
+            "grown_mib": self.grown // 2**20,
+        }
+
+
+async def beside(
+    ask: Callable[[], Awaitable[object]], pids: Sequence[int], attacks: Sequence[Attack], *, for_s: float
+) -> Toll:
+    """Asks again and again during the attacks, until all of them are done or `for_s` is over."""
+    loop = asyncio.get_running_loop()
+    ours = [psutil.Process(pid) for pid in pids]
+
+    async def once() -> float:
+        start = loop.time()
+        await ask()
+        return loop.time() - start
+
+    calm = sorted([await once() for _ in range(CALM)])
+    cpu, memory = _cpu(ours), _memory(ours)
+    most, failed = memory, 0
+    taken: list[float] = []
+    attackers = [await _start(attack) for attack in attacks]
+    ended = asyncio.gather(*(attacker.stdout.readline() for attacker in attackers if attacker.stdout))
+    try:
+        end = loop.time() + for_s
+        while not ended.done() and loop.time() < end:
+            try:
+                taken.append(await once())
+            except Exception:
+                failed += 1
+            most = max(most, _memory(ours))
+    finally:
+        for attacker in attackers:
+            assert attacker.stdin is not None
+            attacker.stdin.close()
+        async with asyncio.timeout(20):
+            said = [json.loads(line) for line in await ended]
+        for attacker in attackers:
+            await attacker.wait()
+    hurt = sorted(taken) or [for_s]
+    return Toll(
+        calls=len(taken) + failed,
+        failed=failed,
+        p50_ms=_at(hurt, 0.5) * 1e3,
+        p99_ms=_at(hurt, 0.99) * 1e3,
+        slower_p50=_at(hurt, 0.5) / _at(calm, 0.5),
+        slower_p99=_at(hurt, 0.99) / _at(calm, 0.99),
+        ours_s=_cpu(ours) - cpu,
+        theirs_s=sum(each["cpu_s"] for each in said),
+        grown=most - memory,
+        attackers=said,
+    )
+
+
+async def _start(attack: Attack) -> asyncio.subprocess.Process:
+    """Returns when the attack is under way."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *attack.command(),
+        cwd=Path(__file__).parents[1],
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=2**24,
+    )
+    assert started.stdout is not None
+    assert json.loads(await started.stdout.readline())["event"] == "attacking"
+    return started
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def _cpu(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def _memory(processes: Sequence[psutil.Process]) -> int:
+    return sum(process.memory_info().rss for process in processes)

@@ -1,0 +1,26 @@
+"""A machine whose wall clock is wrong: processes started with its `environment` see it; time since boot is right."""
+
+from pathlib import Path
+
+from harness.preload import compile_library
+
+
+class WallClock:
+    """Right until `jump`. Needs a C compiler (Debian: gcc, libc6-dev)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._library = compile_library("wall", folder)
+        self._file = folder / "ahead"
+        self.ahead_s = 0
+        self.jump(0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"LD_PRELOAD": str(self._library), "SHOAL_CLOCK": str(self._file)}
+
+    def jump(self, ahead_s: int) -> None:
+        """From now on the clock is so many seconds ahead of the right time, in processes that run too."""
+        self.ahead_s = ahead_s
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(str(ahead_s))
+        fresh.replace(self._file)

@@ -1,0 +1,183 @@
+"""A node that is cut off, killed, started again, with a clock that is wrong by years: it serves what it last held."""
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from integration.agent.region import NODE, REGION, Coordinator, Machine, assignment, ready
+
+from harness import onnx_models
+from harness.contention import slowed_by_others
+from harness.oip import Failed, GrpcClient, RestClient, Tensor
+from harness.pki import Authority
+from harness.report import record
+from harness.wait import until
+from harness.wall import WallClock
+from shoal.agent.clock import SystemClock
+from shoal.types.assignment import Credential
+from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.units import Wall
+from shoal.wire.undated import NO_CHECK_TIME
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MODEL = onnx_models.add_one()
+DIGEST = f"sha256:{hashlib.sha256(MODEL).hexdigest()}"
+HOUR, DAY, YEAR = 3600, 86400, 31_536_000
+TOKEN = "a-token-of-tenant-default"
+
+
+class Undated(RestClient):
+    """A client that cannot tell what day it is either: it checks who answers, and no dates."""
+
+    def context(self) -> ssl.SSLContext:
+        context = super().context()
+        context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | NO_CHECK_TIME)
+        return context
+
+
+@dataclass
+class Island:
+    coordinator: Coordinator
+    machine: Machine
+    wall: WallClock
+    authority: Authority
+    input: Tensor
+    right: bytes
+    load_s: float = 0.0
+
+    @property
+    def generation(self) -> int:
+        return self.coordinator.desired.version.generation if self.coordinator.desired else 0
+
+    def want(self, **rule: object) -> None:
+        token = Credential("default", hashlib.sha256(TOKEN.encode()).hexdigest(), Wall(4e9))
+        asked = assignment("a-one", "one", DIGEST, len(MODEL), **rule)
+        self.coordinator.want(asked, generation=self.generation + 1, credentials=(token,))
+
+    async def linked(self) -> None:
+        """Link and clock are right, and so is the identity; what it is told is in service."""
+        self.wall.jump(0)
+        sessions = len(self.coordinator.hellos)
+        self.machine.identify(self.authority.issue(Role.AGENT, NODE))
+        self.machine.lose_power()
+        await self.coordinator.stop()
+        await self.coordinator.start()
+        self.want()
+        await asyncio.to_thread(self.machine.start)
+        await until(lambda: len(self.coordinator.hellos) > sessions, 20.0, "a session")
+        await until(lambda: self.coordinator.version == self._version(), 20.0, "the set to be accepted")
+        observed = await ready(self.coordinator, "a-one")
+        assert observed.measured is not None
+        self.load_s = observed.measured.load_s
+
+    def _version(self) -> object:
+        return self.coordinator.desired.version if self.coordinator.desired else None
+
+    async def cut(self) -> None:
+        """Nobody listens at the coordinator's address any more."""
+        before = len(self.machine.log())
+        await self.coordinator.stop()
+        await until(lambda: self.machine.logged("link_down", before), 10.0, "the cut to be seen")
+
+    async def boot(self, ask: Callable[[], Awaitable[bytes]]) -> float:
+        """Power lost and back; seconds until `ask` is answered, which must be right, less what other programs took: of
+        the supervisor's start, and of the front's and the worker's, which go side by side."""
+        self.machine.lose_power()
+        before = await asyncio.to_thread(slowed_by_others)
+        clock = SystemClock()
+        started = clock.now()
+        starting = asyncio.create_task(asyncio.to_thread(self.machine.start))
+        found: list[bytes] = []
+
+        async def answered() -> list[bytes]:
+            with suppress(Failed, OSError, EOFError):
+                found.append(await ask())
+            return found
+
+        await until(answered, 30.0, "an answer on the island", every_s=0.05)
+        away = clock.now() - started
+        await starting
+        assert found == [self.right]
+        return away - before - await asyncio.to_thread(slowed_by_others)
+
+    async def by_rest(self, role: Role = Role.TENANT, valid_s: float = 3600.0) -> bytes:
+        files = self.authority.issue(role, "default", valid_s=valid_s)
+        return await self.ask(Undated(self.machine.port("rest"), self.authority.certificate.read_bytes(), files))
+
+    async def by_token(self) -> bytes:
+        client = GrpcClient(self.machine.port("token"), self.authority.certificate.read_bytes(), bearer=TOKEN)
+        try:
+            return await self.ask(client)
+        finally:
+            await client.close()
+
+    async def ask(self, client: GrpcClient | RestClient) -> bytes:
+        return (await client.infer("one", [self.input], timeout=2.0)).outputs[0].raw
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def island(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Island]:
+    folder = tmp_path_factory.mktemp("island")
+    authority = Authority(folder / "ca", REGION, SystemClock().wall())
+    coordinator = Coordinator(authority.issue(Role.COORDINATOR, "coordinator"), {DIGEST: MODEL})
+    await coordinator.start()
+    machine = Machine(folder / "edge-1", authority, coordinator.address)
+    wall = WallClock(folder)
+    machine.environment = wall.environment
+    x = np.arange(4, dtype=np.float32)
+    sent = Tensor("x", "FP32", x.shape, x.tobytes())
+    made = Island(coordinator, machine, wall, authority, sent, (x + 1).tobytes())
+    try:
+        made.want()
+        await asyncio.to_thread(machine.start)
+        await ready(coordinator, "a-one")
+        yield made
+    finally:
+        machine.lose_power()
+        await coordinator.stop()
+
+
+async def test_f21_cut_off_killed_and_rebooted_it_answers_from_what_it_holds(island: Island) -> None:
+    await island.linked()
+    fetched = len(island.coordinator.fetched)
+    await island.cut()
+    aways = [await island.boot(island.by_token) for _ in range(3)]
+    assert max(aways) <= island.load_s + 2.0, aways
+    assert len(island.coordinator.fetched) == fetched, "the bytes were here"
+    record("F21", "P", len(aways), worst_s=round(max(aways), 2), load_s=round(island.load_s, 3))
+
+
+@pytest.mark.parametrize("how", ["1970", "three days ahead", "three days behind", "certificate ran out"])
+async def test_f28_a_wrong_clock_or_an_old_certificate_removes_nothing(island: Island, how: str) -> None:
+    await island.linked()
+    now = SystemClock().wall()
+    await island.cut()
+    match how:
+        case "1970":
+            island.wall.jump(-int(now))
+        case "three days ahead":
+            island.wall.jump(3 * DAY)
+        case "three days behind":
+            island.wall.jump(-3 * DAY)
+        case _:
+            island.machine.identify(island.authority.issue(Role.AGENT, NODE, valid_s=-60.0))
+    before = len(island.machine.log())
+    away = await island.boot(island.by_rest)
+    assert away <= island.load_s + 2.0
+    if how != "certificate ran out":
+        assert await island.by_token() == island.right
+        await until(lambda: _told(island, Code.CLOCK_SKEW, before), 5.0, "the jump to be told")
+    assert not [each for each in island.machine.logged("phase", before) if each["phase"] in ("draining", "gone")]
+    record("F28", "P", 1, how=how, away_s=round(away, 2), load_s=round(island.load_s, 3), removed=0)
+
+
+def _told(island: Island, code: Code, since: int) -> bool:
+    return any(each["code"] == code for each in island.machine.logged("event", since))

@@ -1,0 +1,38 @@
+"""A node with one model and a coordinator, for the attacks of a module; they must outlive all of them."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.coordinator import Coordinator
+from harness.crafted import relu
+from harness.node import Node
+from harness.pki import Authority
+from shoal.agent.clock import SystemClock
+from shoal.types.workload import WorkloadKey
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    """`relu` of tenant `acme`; its front and worker are the same processes at the end."""
+    model = tmp_path / "relu.onnx"
+    model.write_bytes(relu().SerializeToString())
+    made = Node("n1", Authority(tmp_path / "ca", "west", SystemClock().wall()), tmp_path / "n1")
+    try:
+        await made.start()
+        await made.load("a1", WorkloadKey("acme", "relu"), model)
+        await made.configure()
+        front = made.front.pid
+        yield made
+        assert (made.front.pid, made.front.restarts, made.exits) == (front, 0, []), "nothing died"
+    finally:
+        await made.stop()
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
+    running.start()
+    yield running
+    assert running.end() == 0, "the process must outlive every attack"

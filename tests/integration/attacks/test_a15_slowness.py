@@ -1,0 +1,273 @@
+"""A15: who is slow, never reads, never ends or changes its mind costs itself only, on every listener."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.coordinator import REGION, Coordinator
+from harness.http2 import Http2
+from harness.node import Node
+from harness.oip import Tensor, infer_request, read_response
+from harness.pki import Files
+from harness.report import record
+from harness.victim import Attack, Toll, beside
+from harness.wait import until
+from shoal.agent.dataplane.intake import CALLS_PER_CALLER, PLACES_PER_CALLER
+from shoal.types.device import Role
+from shoal.wire.enrol import Enrolled
+from shoal.wire.identity import dns_of
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
+ASKED = infer_request("relu", X).SerializeToString()
+IN_TIME_S = 12.0
+"""Ten seconds, and some for a machine that is busy."""
+YEARS = "99999999H"
+
+
+def trusting(files: Files) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(files.authority))
+    context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+async def connected(node: Node, files: Files, *, window: int = 65535) -> Http2:
+    return await Http2.connect(f"127.0.0.1:{node.front.config.grpc_port}", trusting(files), "localhost", window=window)
+
+
+async def timed(work: Awaitable[object]) -> float:
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    await work
+    return loop.time() - start
+
+
+async def dripping(connection: Http2, streams: range, path: str, **said: str) -> None:
+    """A message of a hundred bytes on each stream, one byte a second, until the server has ended all of them."""
+    for stream in streams:
+        connection.open(stream, path, **said)
+        connection.message(stream, b"", of=100)
+    loop = asyncio.get_running_loop()
+    end, drop = loop.time() + 30, loop.time()
+    while not all(connection.ended(stream) for stream in streams):
+        assert loop.time() < end, f"{sum(connection.ended(s) for s in streams)} of {len(streams)} ended"
+        if loop.time() > drop:
+            drop = loop.time() + 1
+            for stream in streams:
+                if not connection.ended(stream):
+                    connection.more(stream, b"x")
+        await asyncio.sleep(0.05)  # noqa: TID251 - the pace of the drip
+
+
+async def victim_of(node: Node, attack: Callable[[], Awaitable[None]]) -> tuple[int, float]:
+    """Calls of another tenant's client meanwhile, none of which may fail, and the longest of them."""
+    client = node.grpc(node.authority.issue(Role.TENANT, "acme"))
+    loop = asyncio.get_running_loop()
+    taken: list[float] = []
+    running = asyncio.ensure_future(attack())
+    try:
+        while not running.done():
+            start = loop.time()
+            await client.infer("relu", X)
+            taken.append(loop.time() - start)
+        await running
+    finally:
+        running.cancel()
+        await client.close()
+    return len(taken), max(taken)
+
+
+async def slow_at_the_node(node: Node) -> dict[str, Any]:
+    """Twice as many bodies as one caller has places for, on gRPC; a head and a body on REST."""
+    slow = node.authority.issue(Role.TENANT, "slow")
+    streams = range(1, 4 * PLACES_PER_CALLER, 2)
+    connection = await connected(node, slow)
+    rest = node.rest(slow)
+    took: dict[str, float] = {}
+
+    async def slow_rest(name: str, sent: bytes) -> None:
+        reader, writer = await rest.connect()
+        writer.write(sent)
+        answered = asyncio.ensure_future(read_response(reader))
+
+        async def drip() -> None:
+            while not (await asyncio.wait([answered], timeout=1.0))[0]:
+                writer.write(b"x")
+
+        took[name] = await timed(drip())
+        response = await answered
+        assert (response.status, response.headers["shoal-code"]) == (408, "TOO_SLOW")
+        writer.close()
+
+    async def attack() -> None:
+        head = rest.bytes_of("POST", "/v2/models/relu/infer")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(slow_rest("rest head", head[:40]))
+            group.create_task(slow_rest("rest body", head.replace(b"content-length: 0", b"content-length: 100")))
+            took["grpc body"] = await timed(dripping(connection, streams, INFER))
+
+    calls, longest = await victim_of(node, attack)
+    told = [connection.said(stream) for stream in streams]
+    assert all(b"TOO_SLOW" in each or b"OVERLOADED" in each for each in told)
+    assert sum(b"TOO_SLOW" in each for each in told) >= PLACES_PER_CALLER
+    assert took.pop("grpc body") < 2 * IN_TIME_S, "ten seconds for a place, and ten in it"
+    assert max(took.values()) < IN_TIME_S, took
+    assert calls > 100
+    assert longest < 2
+    await connection.close()
+    figures = {name.replace(" ", "_") + "_s": round(seconds, 1) for name, seconds in took.items()}
+    return {"victim_calls": calls, "victim_longest_ms": round(longest * 1e3), **figures}
+
+
+async def drip_handshakes(ask: Callable[[], Awaitable[object]], pid: int, addresses: list[str]) -> Toll:
+    toll = await beside(ask, [pid], [Attack("drip", address, 20) for address in addresses], for_s=25)
+    assert toll.failed == 0
+    for attacker in toll.attackers:
+        assert attacker["ended"] + attacker["refused"] == 20, "the server let go of every one"
+        assert attacker["longest_s"] < IN_TIME_S
+    return toll
+
+
+async def slow_handshakes(node: Node, coordinator: Coordinator) -> dict[str, Any]:
+    """Of a byte a second."""
+    client = node.grpc(node.authority.issue(Role.TENANT, "acme"))
+    config = node.front.config
+    assert node.front.pid is not None
+    addresses = [f"127.0.0.1:{port}" for port in (config.grpc_port, config.token_port, config.rest_port)]
+    addresses += [coordinator.link, coordinator.enrol, coordinator.metrics]
+    toll = await drip_handshakes(lambda: client.infer("relu", X), node.front.pid, addresses)
+    await client.close()
+    longest = max(attacker["longest_s"] for attacker in toll.attackers)
+    return {"handshake_s": round(longest, 1), "handshake_cpu_ours_per_theirs": toll.figures()["cpu_ours_per_theirs"]}
+
+
+async def test_a15_who_does_not_read_its_answers_holds_no_more_than_its_share(node: Node) -> None:
+    """A window of zero: the answers wait in the front. Others go on; the share is bounded; hanging up gives it back."""
+    deaf = node.authority.issue(Role.TENANT, "acme")
+    connections = [await connected(node, deaf, window=0) for _ in range(4)]
+    streams = range(1, 401, 2)
+    for connection in connections:
+        for stream in streams:
+            connection.open(stream, INFER)
+            connection.message(stream, ASKED, end=True)
+    victim = node.grpc(node.authority.issue(Role.OPERATOR, "ann"))
+
+    async def full() -> bool:
+        refused = sum(b"OVERLOADED" in c.said(stream) for c in connections for stream in streams)
+        return refused >= len(connections) * len(streams) - CALLS_PER_CALLER
+
+    await until(full, 10, "what is over the caller's share to be refused")
+    said = {"shoal-tenant": "acme"}
+    longest = max([await timed(victim.infer("relu", X, said=said)) for _ in range(50)])
+    assert longest < 2
+    for connection in connections:
+        await connection.close()
+    back = node.grpc(deaf)
+
+    async def served() -> bool:
+        await back.infer("relu", X)
+        return True
+
+    await until(served, 5, "the caller's share to be free again")
+    await victim.close()
+    await back.close()
+    record("A15", "P", 1, unread_calls=len(connections) * len(streams), victim_longest_ms=round(longest * 1e3))
+
+
+async def test_a15_deadlines_of_years_and_cancel_storms(node: Node) -> None:
+    """Calls that are taken back at once leave the queue; a deadline of ten thousand years is no deadline."""
+    files = node.authority.issue(Role.TENANT, "acme")
+    storm = await connected(node, files)
+    cancelled = 0
+
+    async def attack() -> None:
+        nonlocal cancelled
+        for start in range(1, 8001, 200):
+            for stream in range(start, start + 200, 2):
+                storm.open(stream, INFER, grpc_timeout=YEARS)
+                storm.message(stream, ASKED, end=True)
+            for stream in range(start, start + 200, 2):
+                storm.reset(stream)
+                cancelled += 1
+            await asyncio.sleep(0)  # noqa: TID251 - the victim's turn
+
+    calls, longest = await victim_of(node, attack)
+
+    async def idle() -> bool:
+        return all(count == 0 for _, count in (await node.front.stats()).in_flight)
+
+    await until(idle, 5, "cancelled work to leave the queue")
+    assert longest < 2
+    patient = await connected(node, files)
+    patient.open(1, INFER, grpc_timeout=YEARS)
+    patient.message(1, ASKED, end=True)
+    await until(lambda: patient.ended(1), 5, "an answer")
+    assert b"grpc-status\x010" in patient.said(1)
+    for connection in (storm, patient):
+        await connection.close()
+    record("A15", "P", 1, cancelled=cancelled, victim_calls=calls, victim_longest_ms=round(longest * 1e3))
+
+
+async def test_a15_an_upload_without_end(node: Node) -> None:
+    """Chunks for ever over REST; on gRPC a message cannot be longer than it says."""
+    rest = node.rest(node.authority.issue(Role.TENANT, "acme"))
+    reader, writer = await rest.connect()
+    head = rest.bytes_of("POST", "/v2/models/relu/infer").replace(b"content-length: 0", b"transfer-encoding: chunked")
+    writer.write(head)
+    answered = asyncio.ensure_future(read_response(reader))
+    chunk = b"100000\r\n" + bytes(2**20) + b"\r\n"
+    sent = 0
+    while not answered.done() and sent < 200:
+        writer.write(chunk)
+        sent += 1
+        await writer.drain()
+    response = await answered
+    assert (response.status, response.headers["shoal-code"]) == (413, "TOO_LARGE")
+    writer.close()
+    record("A15", "P", 1, sent_mib=sent)
+
+
+def certified(enrolled: Enrolled, folder: Path) -> Files:
+    enrolled.write(folder)
+    return Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+
+
+async def slow_at_the_coordinator(coordinator: Coordinator, tmp_path: Path) -> dict[str, Any]:
+    """A command, an upload and a session without a hello; and strangers where tokens are redeemed."""
+    admin = certified(coordinator.certificate(Role.OPERATOR, "slow"), tmp_path / "operator")
+    agent = certified(coordinator.certificate(Role.AGENT, "slow"), tmp_path / "agent")
+    stranger = ssl.create_default_context(cafile=str(admin.authority))
+    name = dns_of(REGION, Role.COORDINATOR, "coordinator")
+    took: dict[str, float] = {}
+
+    async def one(what: str, address: str, context: ssl.SSLContext, path: str, limit_s: float, code: bytes) -> None:
+        connection = await Http2.connect(address, context, name)
+        took[what] = await timed(dripping(connection, range(1, 9, 2), path))
+        assert took[what] < limit_s, took
+        assert all(code in connection.said(stream) for stream in range(1, 9, 2)), what
+        await connection.close()
+
+    async with asyncio.TaskGroup() as group:
+        for what, files, path in (
+            ("command", admin, "/shoal.v1.Operator/Apply"),
+            ("upload", admin, "/shoal.v1.Artifacts/Push"),
+            ("session", agent, "/shoal.v1.AgentLink/Session"),
+        ):
+            group.create_task(one(what, coordinator.link, trusting(files), path, IN_TIME_S, b"TOO_SLOW"))
+        # a stranger is told nothing: its connection ends
+        group.create_task(one("stranger", coordinator.enrol, stranger, "/shoal.v1.Enrolment/Redeem", 18.0, b""))
+    return {f"{what}_s": round(seconds, 1) for what, seconds in took.items()}
+
+
+@pytest.mark.timeout(60)
+async def test_a15_slow_bodies_heads_and_handshakes(node: Node, coordinator: Coordinator, tmp_path: Path) -> None:
+    """All at once, since each takes its ten seconds."""
+    async with asyncio.TaskGroup() as group:
+        at_node = group.create_task(slow_at_the_node(node))
+        handshakes = group.create_task(slow_handshakes(node, coordinator))
+        at_region = group.create_task(slow_at_the_coordinator(coordinator, tmp_path))
+    record("A15", "P", 13, **at_node.result(), **handshakes.result(), **at_region.result())

@@ -1,0 +1,146 @@
+"""A16: connections that say nothing, handshakes that stop half way, reconnecting without end, on every listener.
+
+What grpcio allows: a cap on connections of one port, before TLS, and a time for the handshake. It knows no cap by
+address, and one that reconnects costs it a handshake each time: limits by address are the firewall's there
+(docs/guides/regions.md). REST and metrics have their own.
+"""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.coordinator import Coordinator, operator
+from harness.node import Node
+from harness.oip import Tensor
+from harness.pki import Files
+from harness.report import record
+from harness.victim import Attack, Toll, beside
+from harness.wait import until, wait_until
+from shoal.agent.dataplane.rest import MAX_CONNECTIONS_PER_ADDRESS
+from shoal.types.device import Role
+from shoal.v1 import operator_pb2 as api
+
+CONNECTIONS = 1500
+X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
+LIMIT_S = 12.0
+"""Ten seconds for a handshake, and some for a machine that is busy."""
+
+
+def judged(toll: Toll, *, grown_mib: int, ratio: float = 10.0) -> None:
+    """The general clause: nobody else fails, and it costs us no more than ten times what it costs them."""
+    assert toll.failed == 0
+    assert toll.calls > 20
+    assert toll.slower_p50 < 30, toll.figures()
+    assert toll.ours_s < ratio * toll.theirs_s, toll.figures()
+    assert toll.grown < grown_mib * 2**20, toll.figures()
+
+
+async def at_coordinator(coordinator: Coordinator, kind: str, count: int, listeners: tuple[str, ...]) -> Toll:
+    assert coordinator.process is not None
+    stub = operator(coordinator.link, coordinator.certificate(Role.OPERATOR, "victim"))
+    ask = partial(asyncio.to_thread, partial(stub.WhoAmI, api.WhoAmIRequest(), timeout=10))
+    attacks = [Attack(kind, getattr(coordinator, name), count) for name in listeners]
+    return await beside(ask, [coordinator.process.pid], attacks, for_s=45)
+
+
+async def at_node(node: Node, kind: str, count: int, files: Files | None = None) -> Toll:
+    assert node.front.pid is not None
+    client = node.grpc(node.authority.issue(Role.TENANT, "acme"))
+    config = node.front.config
+    attacks = [
+        Attack(kind, f"127.0.0.1:{port}", count, files)
+        for port in (config.grpc_port, config.token_port, config.rest_port)
+    ]
+    try:
+        return await beside(lambda: client.infer("relu", X), [node.front.pid], attacks, for_s=45)
+    finally:
+        await client.close()
+
+
+async def closed_at_once(host: str, port: int) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        async with asyncio.timeout(5):
+            return not await reader.read()
+    except ConnectionResetError:
+        return True
+    finally:
+        writer.close()
+
+
+async def silence_at_the_coordinator(coordinator: Coordinator, count: int) -> Toll:
+    toll = await at_coordinator(coordinator, "half", count, ("link", "enrol", "metrics"))
+    assert coordinator.process is not None
+    for attacker in toll.attackers:
+        assert attacker["ended"] + attacker["refused"] == count, "the server let go of every one"
+        assert attacker["longest_s"] < LIMIT_S
+    process = psutil.Process(coordinator.process.pid)
+    wait_until(lambda: process.num_fds() < 200, 15, "descriptors to come back")
+    return toll
+
+
+async def silence_at_the_node(node: Node, count: int) -> Toll:
+    toll = await at_node(node, "half", count)
+    for attacker in toll.attackers:
+        assert attacker["ended"] + attacker["refused"] == count, "the server let go of every one"
+        assert attacker["longest_s"] < LIMIT_S
+    assert node.front.pid is not None
+    process = psutil.Process(node.front.pid)
+    await until(lambda: process.num_fds() < 200, 15, "descriptors to come back")
+    return toll
+
+
+async def silence(coordinator: Coordinator, node: Node, count: int, grown_mib: int) -> None:
+    """At all listeners of both at once, since it takes ten seconds."""
+    async with asyncio.TaskGroup() as group:
+        at_region = group.create_task(silence_at_the_coordinator(coordinator, count))
+        at_node = group.create_task(silence_at_the_node(node, count))
+    for toll in (at_region.result(), at_node.result()):
+        judged(toll, grown_mib=grown_mib, ratio=20)
+    figures = {"coordinator": at_region.result().figures(), "node": at_node.result().figures()}
+    record("A16", "P", 6, connections=6 * count, **figures)
+
+
+@pytest.mark.timeout(60)
+async def test_a16_silent_connections(coordinator: Coordinator, node: Node) -> None:
+    await silence(coordinator, node, CONNECTIONS, 400)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("junk", 3000), ("reconnect", 600)])
+@pytest.mark.timeout(60)
+async def test_a16_strangers_that_come_again_and_again(
+    coordinator: Coordinator, node: Node, kind: str, count: int
+) -> None:
+    before = coordinator.log.stat().st_size
+    at_region = await at_coordinator(coordinator, kind, count, ("link", "enrol", "metrics"))
+    judged(at_region, grown_mib=200)
+    at_front = await at_node(node, kind, count)
+    judged(at_front, grown_mib=200)
+    assert coordinator.log.stat().st_size == before, "a stranger that fails the handshake writes no log"
+    record("A16", "P", 6, connections=6 * count, coordinator=at_region.figures(), node=at_front.figures())
+
+
+async def test_a16_rest_turns_an_address_away_before_tls(node: Node, tmp_path: Path) -> None:
+    """The next one behind the same address is closed at once; another address is served."""
+    port = node.front.config.rest_port
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS_PER_ADDRESS)]
+    assert await closed_at_once("127.0.0.1", port)
+    other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+    rest = node.rest(node.authority.issue(Role.TENANT, "acme"))
+    await other[1].start_tls(rest.context(), server_hostname="localhost")
+    other[1].write(rest.bytes_of("GET", "/v2/health/live"))
+    assert (await other[0].readline()).startswith(b"HTTP/1.1 200")
+    for _, each in [*held, other]:
+        each.transport.abort()
+    await until(rest.live, 10, "the address to be served again")
+    record("A16", "P", 1, held=len(held), limit_per_address=MAX_CONNECTIONS_PER_ADDRESS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+async def test_a16_ten_thousand_silent_connections_at_each_listener(coordinator: Coordinator, node: Node) -> None:
+    """As many as crashed gRPC's core while a TLS configuration was handed over at each handshake."""
+    await silence(coordinator, node, 10_000, 1024)

@@ -1,0 +1,183 @@
+"""Workers that make no progress and requests that end workers, with real processes: what callers see, what it costs."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from integration.dataplane.test_faults import pid_of
+
+from harness import onnx_models
+from harness.contention import slowed_by_others
+from harness.node import Node
+from harness.oip import Failed, GrpcClient, Tensor
+from harness.pki import Authority
+from harness.report import record
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.route import Route
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("acme", "model")
+WITHIN_S = 2.0
+"""F38: max(2 s, 5 x the p99), which is milliseconds for these models."""
+
+
+def tensor(name: str, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> Tensor:
+    kinds = {"float32": "FP32", "int64": "INT64", "int32": "INT32"}
+    return Tensor(name, kinds[array.dtype.name], array.shape, array.tobytes())
+
+
+@asynccontextmanager
+async def two_replicas(folder: Path, model: bytes) -> AsyncIterator[tuple[Node, GrpcClient]]:
+    authority = Authority(folder / "ca", "west", SystemClock().wall())
+    file = folder / "model.onnx"
+    file.write_bytes(model)
+    node = Node("n1", authority, folder / "n1")
+    client: GrpcClient | None = None
+    try:
+        await node.start()
+        await node.load("a1", KEY, file)
+        await node.load("a2", KEY, file)
+        await both(node)
+        client = node.grpc(authority.issue(Role.TENANT, "acme"))
+        yield node, client
+    finally:
+        if client is not None:
+            await client.close()
+        await node.stop()
+
+
+async def both(node: Node) -> None:
+    await node.configure([Route(KEY, 1, (node.endpoint("a1"), node.endpoint("a2")))])
+
+
+async def timed(client: GrpcClient, *inputs: Tensor, request_id: str = "") -> tuple[float, str]:
+    """Seconds, and the code that it ended with, empty when it was answered."""
+    clock = SystemClock()
+    start = clock.now()
+    try:
+        await client.infer("model", inputs, timeout=20.0, request_id=request_id)
+    except Failed as failed:
+        return clock.now() - start, failed.code
+    return clock.now() - start, ""
+
+
+def trips(count: int) -> tuple[Tensor, Tensor]:
+    return tensor("x", np.ones(1, np.float32)), tensor("n", np.array(count, np.int64))
+
+
+async def test_f38_a_run_without_end_is_told_to_terminate_and_costs_no_worker(tmp_path: Path) -> None:
+    async with two_replicas(tmp_path, onnx_models.loop(-1)) as (node, client):
+        workers = [pid_of(node, name) for name in ("a1", "a2")]
+        (away, code), others = await asyncio.gather(
+            timed(client, *trips(2**60)), asyncio.gather(*(timed(client, *trips(n)) for n in range(1, 9)))
+        )
+        assert code == Code.REQUEST_CRASHED_WORKER
+        assert [code for _, code in others] == [""] * 8
+        slowed = slowed_by_others()
+        assert away - slowed <= 2 * WITHIN_S, "one replica after the other"
+        again, code = await timed(client, *trips(2**60), request_id="another")
+        assert (code, again < 1.0) == (Code.REQUEST_CRASHED_WORKER, True), "refused before it meets a worker"
+        assert [pid_of(node, name) for name in ("a1", "a2")] == workers
+        assert not node.exits
+        record("F38", "P", 1, what="endless loop", two_replicas_s=round(away, 2), workers_lost=0)
+
+
+async def test_f38_an_operator_that_does_not_return_is_killed_and_its_neighbours_go_elsewhere(tmp_path: Path) -> None:
+    async with two_replicas(tmp_path, onnx_models.square()) as (node, client):
+        small, huge = (tensor("n", np.array([n, n], np.int64)) for n in (2, 8000))
+        stuck = asyncio.create_task(timed(client, huge))
+        await until(lambda: _inside(node), 5.0, "it to be inside")
+        others = await asyncio.gather(*(timed(client, small) for _ in range(8)))
+        assert [code for _, code in others] == [""] * 8
+        away, code = await stuck
+        assert code == Code.REQUEST_CRASHED_WORKER
+        assert away - slowed_by_others() <= 2 * WITHIN_S + 0.5
+        await until(lambda: len(node.exits) == 2, 5.0, "both workers to end")
+        assert {each.refusal.code for each in node.exits} == {Code.WORKER_STUCK}
+        record("F38", "P", 1, what="one operator", two_replicas_s=round(away, 2), worst_other_s=_worst(others))
+
+
+async def test_f38_a_stopped_worker_is_left_within_two_seconds(tmp_path: Path) -> None:
+    async with two_replicas(tmp_path, onnx_models.loop(-1)) as (node, client):
+        for n in range(1, 21):
+            await timed(client, *trips(n))
+        os.kill(pid_of(node, "a1"), signal.SIGSTOP)
+        found = await asyncio.gather(*(timed(client, *trips(n)) for n in range(1, 33)))
+        found += [await timed(client, *trips(n)) for n in range(33, 65)]
+        assert [code for _, code in found] == [""] * 64
+        assert max(away for away, _ in found) - slowed_by_others() <= WITHIN_S
+        assert max(away for away, _ in found) > 0.5, "some of them met the stopped worker"
+        record("F38", "P", 1, what="stopped", requests=64, lost=0, worst_s=_worst(found))
+
+
+def _worst(found: list[tuple[float, str]]) -> float:
+    return round(max(away for away, _ in found), 2)
+
+
+async def _inside(node: Node) -> bool:
+    return any(count for _, count in (await node.front.stats()).in_flight)
+
+
+LEAST, MINUS = np.array([-(2**31)], np.int32), np.array([-1], np.int32)
+QUERY_OF_DEATH = tensor("x", LEAST), tensor("d", MINUS)
+
+
+def sound(n: int) -> tuple[Tensor, Tensor]:
+    return tensor("x", np.array([n], np.int32)), tensor("d", np.array([1], np.int32))
+
+
+async def reload(node: Node, model: Path, known: Callable[[], int], before: int) -> None:
+    """What a supervisor does: the assignment whose worker ended gets another."""
+    await until(lambda: known() > before, 5.0, "the worker's end")
+    name = node.exits[-1].assignment
+    await node.load(name, KEY, model)
+
+
+@pytest.mark.parametrize("beside", [0, 6])
+async def test_f40_a_query_of_death_costs_two_workers_and_is_then_refused(tmp_path: Path, beside: int) -> None:
+    async with two_replicas(tmp_path, onnx_models.divide()) as (node, client):
+        stop = asyncio.Event()
+        codes: list[str] = []
+
+        async def go_on(n: int) -> None:
+            while not stop.is_set():
+                codes.append((await timed(client, *sound(n)))[1])
+
+        loading = [asyncio.create_task(go_on(n)) for n in range(beside)]
+        await until(lambda: len(codes) > 20 * beside - 1, 5.0, "load")
+        _, code = await timed(client, *QUERY_OF_DEATH)
+        assert code == Code.REQUEST_CRASHED_WORKER
+        for number in range(5):
+            away, code = await timed(client, *QUERY_OF_DEATH, request_id=f"try-{number}")
+            assert (code, away < 1.0) == (Code.REQUEST_CRASHED_WORKER, True)
+        stop.set()
+        await asyncio.gather(*loading)
+        assert len(node.exits) == 2
+        record("F40", "P", 1, others_in_flight=beside, workers_lost=2)
+
+
+async def test_f40_sent_again_and_again_it_still_costs_two_workers(tmp_path: Path) -> None:
+    """Only one replica at a time, brought back after each crash: no retry, so each crash ends another call."""
+    async with two_replicas(tmp_path, onnx_models.divide()) as (node, client):
+        await node.configure([Route(KEY, 1, (node.endpoint("a1"),))])
+        told = []
+        for number in range(6):
+            before = len(node.exits)
+            _, code = await timed(client, *QUERY_OF_DEATH, request_id=f"try-{number}")
+            told.append(code)
+            if code == Code.WORKER_CRASHED:
+                await reload(node, tmp_path / "model.onnx", lambda: len(node.exits), before)
+                await node.configure([Route(KEY, 1, (node.endpoint("a1"),))])
+        assert told == [Code.WORKER_CRASHED, *[Code.REQUEST_CRASHED_WORKER] * 5]
+        await until(lambda: len(node.exits) == 2, 5.0, "the second worker's end")
+        await both(node)
+        assert (await timed(client, *sound(7)))[1] == "", "who sends something else is served"
+        record("F40", "P", 1, sent=6, workers_lost=2)

@@ -1,0 +1,28 @@
+"""One region whose members are machines of their own, for all tests that leave it whole."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.apart import ApartStack, apart
+from harness.stack import documents, on_nodes, policy, workload
+
+PAIR = ("plain-cpu", "edge-npu")
+
+
+@pytest.fixture(scope="session")
+def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApartStack]:
+    """Three agents; `pair` runs in two replicas on two of them, `third` is free for a replacement."""
+    with apart(tmp_path_factory.mktemp("apart"), 3) as found:
+        found.apply(documents(policy("two", on_nodes(PAIR, 2)), workload("pair", "relu", "two")))
+        found.serves("pair", 2)
+        yield found
+
+
+@pytest.fixture
+def region(island: ApartStack) -> Iterator[ApartStack]:
+    """Whole before and after."""
+    island.whole()
+    yield island
+    island.net.heal()
+    island.whole()

@@ -1,0 +1,51 @@
+"""F20: a machine that is cut off for long, with clients of its own, and replaced meanwhile; then it is back.
+
+An hour is scaled to seconds, with beats and `lost_after` a quarter as long.
+"""
+
+from harness.apart import ApartStack
+from harness.netns import HERE
+from harness.report import record
+from harness.stack import Load, documents, policy, workload
+from harness.wait import wait_until
+
+AWAY_S = 4.0
+"""After it was given up for lost and replaced."""
+SPEC = """  partition: {heartbeat: 250ms, lost_after: 2500ms}
+  require: {where: "node.name in ['edge-npu', 'cloud-gpu']"}
+"""
+
+
+def test_f20_cut_off_for_long_and_back(region: ApartStack) -> None:
+    """The island serves on; when it is back one replica stays and the other drains, under its clients' requests."""
+    region.apply(documents(policy("away", SPEC), workload("held", "relu", "away")))
+    try:
+        (home,) = region.serves("held")
+        last = region.events()[-1].sequence
+        port, host = region.port(home.node, "grpc"), region.net.address(home.node)
+        with Load(port, region.client_files, "held", clients=2, host=host) as island:
+            cut = region.net.cut_off(home.node, but=HERE)
+            wait_until(lambda: region.liveness(home.node) == "lost", 30.0, "it to be given up")
+            (other,) = wait_until(lambda: region.serving("held"), 30.0, "a replacement")
+            island.wait_for(20, after_s=AWAY_S)
+            dropped = region.net.dropped(*cut)
+            region.net.heal()
+            (left,) = region.serves("held")
+            island.wait_for(20)
+        verdict = island.verdict()
+        events = [event for event in region.events(last) if event.workload.name == "held"]
+        assert dropped > 0
+        assert other.node != home.node
+        assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+        assert [event.node for event in events if event.code == "ASSIGNED"] == [other.node], "replaced once"
+        assert left.assignment.id in (home.assignment.id, other.assignment.id), "one of the two stays"
+        assert set(region.workers()) & {home.assignment.id, other.assignment.id} == {left.assignment.id}
+        assert region.doctor() == []
+        record(
+            "F20", "P", 1, away_s=AWAY_S, sent=verdict.sent, lost=0, slowest_s=round(verdict.slowest_s, 2),
+            stayed="the island's" if left.assignment.id == home.assignment.id else "the replacement",
+            packets_dropped=dropped,
+        )  # fmt: skip
+    finally:
+        region.net.heal()
+        region.forget("held")

@@ -1,0 +1,157 @@
+"""Machines that are cut off from each other without a reset: F04, F18 and F22 on real processes in namespaces.
+
+Every cut is in the path of packets, and its counter must have moved. Times are as shipped: a heartbeat a second.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from harness.apart import ApartStack
+from harness.netns import Network
+from harness.report import record
+from harness.stack import Load, documents, policy, workload
+from harness.wait import wait_until
+from shoal.agent.clock import SystemClock
+from shoal.types.workload import PartitionRule
+
+SUSPECT_WITHIN_S = 3.0
+LINK_WITHIN_S = 3.0
+DATA_WITHIN_S = 1.0
+REPLACED_WITHIN_S = 5.0
+DEAD_WAYS = {"cloud-gpu": "both", "edge-npu": "up", "plain-cpu": "down"}
+TICK_S = 0.35
+"""Between two looks of the coordinator, of the one who asks it, and to cut at all."""
+
+
+@contextmanager
+def gateway_load(region: ApartStack, name: str, clients: int = 4) -> Iterator[Load]:
+    host = region.net.address("gateway")
+    with Load(region.port("gateway", "grpc"), region.client_files, name, clients, host=host) as load:
+        yield load
+
+
+def test_f04_whole_node_gone_without_a_reset(region: ApartStack) -> None:
+    """Suspect in time, and replaced where another device fits; the old one is sold to nobody meanwhile."""
+    clock = SystemClock()
+    region.apply(documents(policy("any", "  optimize: {latency: 1.0}\n"), workload("single", "relu", "any")))
+    (placed,) = region.serves("single")
+    last = region.events()[-1].sequence
+    try:
+        with gateway_load(region, "single") as load:
+            cut = region.net.cut_off(placed.node)
+            at = clock.now()
+            wait_until(lambda: region.liveness(placed.node) == "suspect", 20.0, "it to be suspect")
+            suspect_s = clock.now() - at
+            (other,) = wait_until(
+                lambda: [row for row in region.serving("single") if row.node != placed.node], 30.0, "a replacement"
+            )
+            replaced_s = clock.now() - at - suspect_s
+            load.wait_for(40)
+            assert region.net.dropped(*cut) > 0
+        verdict = load.verdict()
+        assert verdict.violations == (), str(verdict)
+        assert suspect_s <= SUSPECT_WITHIN_S + TICK_S
+        assert replaced_s <= REPLACED_WITHIN_S
+        assigned = [
+            event for event in region.events(last) if event.code == "ASSIGNED" and event.workload.name == "single"
+        ]
+        assert [event.node for event in assigned] == [other.node], "one replacement"
+        assert [check for check in region.doctor() if placed.node not in check] == []
+        record(
+            "F04", "P", 1, suspect_s=round(suspect_s, 2), in_service_after_suspect_s=round(replaced_s, 2),
+            sent=verdict.sent, answered=verdict.answered, packets_dropped=region.net.dropped(*cut),
+        )  # fmt: skip
+    finally:
+        region.net.heal()
+        region.forget("single")
+
+
+def test_f18_half_open_way_to_a_replica(region: ApartStack) -> None:
+    """A request that is inside when the way breaks moves on within a second; so does one that meets the broken way."""
+    with gateway_load(region, "pair") as load:
+        cut = region.net.cut_off("edge-npu")
+        load.wait_for(200)
+        dropped = region.net.dropped(*cut)
+    verdict = load.verdict()
+    assert dropped > 0
+    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert verdict.slowest_s <= DATA_WITHIN_S + TICK_S, str(verdict)
+    record(
+        "F18",
+        "P",
+        1,
+        where="gateway to replica",
+        sent=verdict.sent,
+        lost=0,
+        slowest_s=round(verdict.slowest_s, 2),
+        packets_dropped=dropped,
+    )
+
+
+def test_f18_half_open_link(region: ApartStack) -> None:
+    """Both ends find out, whichever direction is dead. One direction each, three machines at once."""
+    clock, net = SystemClock(), region.net
+    before = {node: len(region.logged(node, "link_down")) for node in DEAD_WAYS}
+    cuts = {
+        node: net.cut_off(node) if way == "both" else _one_way(net, node, way == "up")
+        for node, way in DEAD_WAYS.items()
+    }
+    at = clock.now()
+    found_s = dict[str, float]()
+
+    def all_found() -> bool:
+        for node, count in before.items():
+            if node not in found_s and len(region.logged(node, "link_down")) > count:
+                found_s[node] = clock.now() - at
+        return len(found_s) == len(DEAD_WAYS)
+
+    wait_until(all_found, 20.0, "the agents to give their links up")
+    for node in DEAD_WAYS:
+        assert net.dropped(*cuts[node]) > 0
+        wait_until(lambda node=node: region.liveness(node) == "suspect", 20.0, "the coordinator to miss it")  # type: ignore[misc]
+    net.heal()
+    healed = clock.now()
+    wait_until(region.is_whole, 30.0, "the links again")
+    back_s = round(clock.now() - healed, 2)
+    assert max(found_s.values()) <= LINK_WITHIN_S + TICK_S, found_s
+    told = {DEAD_WAYS[node]: round(seconds, 2) for node, seconds in found_s.items()}
+    record("F18", "P", 3, where="link", found_s=told, all_back_s=back_s)
+
+
+@pytest.mark.parametrize("where", ["coordinator", "peers"])
+def test_f22_asymmetric_cut(region: ApartStack, where: str) -> None:
+    """One direction only, each on a machine of its own; or two machines that do not see each other while both see the
+    coordinator: at most one change of state a window, and at most one replacement."""
+    net = region.net
+    workers, last = region.workers(), region.events()[-1].sequence
+    with gateway_load(region, "pair") as load:
+        if where == "peers":
+            cuts: tuple[str, ...] = net.cut("gateway", "edge-npu"), net.cut("edge-npu", "gateway")
+        else:
+            cuts = *_one_way(net, "edge-npu", True), *_one_way(net, "cloud-gpu", False)
+        load.wait_for(40, after_s=PartitionRule().lost_after_s / (5 if where == "peers" else 2))
+        dropped = [net.dropped(cut) for cut in cuts]
+        net.heal()
+        load.wait_for(40)
+    verdict = load.verdict()
+    region.whole()
+    events = region.events(last)
+    changes = Counter(event.node for event in events if event.code in ("NODE_SUSPECT", "NODE_LOST", "NODE_READY"))
+    assigned = [event for event in events if event.code == "ASSIGNED"]
+    assert min(dropped) > 0
+    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert set(changes) <= (set() if where == "peers" else {"edge-npu", "cloud-gpu"})
+    assert set(changes.values()) <= {2}, "away once, back once"
+    assert len(assigned) <= len(changes)
+    assert region.workers() == workers, "nothing was restarted"
+    record(
+        "F22", "P", 1, cut=where, sent=verdict.sent, lost=0, changes=dict(changes), replacements=len(assigned),
+        slowest_s=round(verdict.slowest_s, 2), packets_dropped=sum(dropped),
+    )  # fmt: skip
+
+
+def _one_way(net: Network, node: str, up: bool) -> tuple[str, ...]:
+    return (net.cut(node, "coordinator") if up else net.cut("coordinator", node),)

@@ -1,0 +1,96 @@
+"""F17: a region's real processes, whose links Mosquitto carries, lose it by SIGKILL while they serve."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import report
+from harness.stack import Load, Stack, documents, on_nodes, policy, region, workload
+from harness.wait import wait_until
+from shoal.agent.clock import SystemClock
+from shoal.coordinator.broker import rights
+
+NAME = "steady"
+BACK_WITHIN_S = 5.0
+NODES = ("gateway", "plain-cpu")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with region(tmp_path_factory.mktemp("mqtt"), 1, "mqtt") as found:
+        found.apply(documents(policy(NAME, on_nodes(["plain-cpu"])), workload(NAME, "relu", NAME)))
+        found.serves(NAME)
+        yield found
+
+
+def leave(folder: Path) -> None:
+    """As it was."""
+
+
+def empty(folder: Path) -> None:
+    (folder / "dynamic-security.json").unlink()
+
+
+def corrupt(folder: Path) -> None:
+    """With all that Mosquitto keeps: over such a database it would not start, if it read one."""
+    for name in ("dynamic-security.json", "mosquitto.db"):
+        (folder / name).write_bytes(bytes(range(256)))
+
+
+def sessions(stack: Stack) -> dict[str, int]:
+    """Epochs of the nodes that are ready."""
+    with stack.api() as api:
+        return {view.node.name: view.epoch for view in api.get("nodes").nodes if view.liveness == "ready"}
+
+
+def carried(stack: Stack) -> bool:
+    """Each node and the coordinator is connected to the broker, nodes to the coordinator not at all."""
+    broker, coordinator = stack.port("broker", "mqtt"), stack.port("coordinator", "link")
+    for name in ("coordinator", *NODES):
+        role = "coordinator" if name == "coordinator" else "supervisor"
+        ((pid, _),) = stack.processes(name, role)
+        remote = {
+            connection.raddr.port for connection in psutil.Process(pid).net_connections("tcp") if connection.raddr
+        }
+        if broker not in remote or coordinator in remote:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("hurt", [leave, empty, corrupt])
+def test_f17_every_agent_is_back_soon_after_the_broker_and_nothing_was_done_twice(
+    stack: Stack, hurt: Callable[[Path], None]
+) -> None:
+    folder = stack.control.folder / "broker"
+    wait_until(lambda: set(sessions(stack)) == set(NODES), 30.0, "every node to be ready")
+    assert carried(stack)
+    before, workers = sessions(stack), stack.workers()
+    placed = [row.assignment.id for row in stack.serves(NAME)]
+    last = max((event.sequence for event in stack.events()), default=0)
+    clock = SystemClock()
+    gateway = stack.port("gateway", "grpc")
+    with Load(gateway, stack.client_files, NAME, clients=2, rate=10.0) as load:
+        stack.kill("broker")
+        hurt(folder)
+        load.wait_for(80)  # inference goes on without it, for longer than it takes to be suspected
+        stack.control.hurt("broker", "resume")  # it listens when this returns
+        there = clock.now()
+        wait_until(
+            lambda: all(sessions(stack).get(name, 0) > epoch for name, epoch in before.items()),
+            BACK_WITHIN_S,
+            "every node back in a session of its own",
+        )
+        back_s = clock.now() - there
+        load.wait_for(10)
+    assert load.verdict().lost == 0
+    assert stack.workers() == workers, "no model was loaded again"
+    assert [row.assignment.id for row in stack.serves(NAME)] == placed
+    decided = [event.code for event in stack.events(last) if event.workload.name == NAME]
+    assert decided == [], "nothing was decided anew"
+    known = json.loads((folder / "dynamic-security.json").read_text())
+    assert {client["username"] for client in known["clients"]} >= set(NODES)
+    assert {role["rolename"] for role in known["roles"]} >= {rights.role_of(name) for name in NODES}
+    report.record("F17", "P", 1, **{f"back_s_{hurt.__name__}": round(back_s, 2)}, requests=load.answered())

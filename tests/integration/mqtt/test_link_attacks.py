@@ -1,0 +1,296 @@
+"""Whoever can read, keep, repeat, move and forge messages as a broker can: it may deny service, and change nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from contract.link.ends import (
+    BEAT_S,
+    NODE,
+    OTHER,
+    REGION,
+    Ends,
+    MqttCarrier,
+    desired,
+    ending,
+    receive,
+    status,
+)
+
+from harness.broker import tls
+from harness.mqtt import Peer
+from harness.pki import Files as Issued
+from harness.wait import until
+from shoal.agent.link.mqtt import MqttSession
+from shoal.agent.ports import Session
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import Role
+from shoal.types.link import NodeEvents, Receipts, Refused
+from shoal.v1 import mqtt_pb2
+from shoal.wire import topics
+from shoal.wire.limits import LINK_BYTES
+from shoal.wire.seal import Sealer, SessionKey, Signature, sign
+from shoal.wire.topics import DOWN, UP, Channel
+
+Messages = list[tuple[str, bytes]]
+
+
+@pytest.fixture
+async def ends(tmp_path: Path) -> AsyncIterator[Ends]:
+    found = await Ends.open(tmp_path, "mqtt")
+    yield found
+    await found.close()
+
+
+def carrier(ends: Ends) -> MqttCarrier:
+    assert isinstance(ends.carrier, MqttCarrier)
+    return ends.carrier
+
+
+@contextmanager
+def peer(ends: Ends, files: Issued, name: str) -> Iterator[Peer]:
+    found = Peer(carrier(ends).broker.port, tls(files), name)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
+def as_coordinator(ends: Ends) -> Iterator[Peer]:
+    """Reads whatever nodes say, and may publish whatever a coordinator may."""
+    with peer(ends, carrier(ends).files, "shadow") as found:
+        for channel in UP:
+            found.subscribe(topics.all_nodes(REGION, channel))
+        yield found
+
+
+@contextmanager
+def as_node(ends: Ends, name: str = NODE) -> Iterator[Peer]:
+    """Reads whatever the coordinator says to this node, and may publish whatever it may."""
+    with peer(ends, ends.authority.issue(Role.AGENT, name), f"{name}-shadow") as found:
+        for topic in (topics.region_online(REGION), *(topics.of_node(REGION, name, channel) for channel in DOWN)):
+            found.subscribe(topic)
+        yield found
+
+
+def recorded(messages: Messages, node: str, *channels: Channel) -> Messages:
+    wanted = {topics.of_node(REGION, node, channel) for channel in channels}
+    return [(topic, payload) for topic, payload in messages if topic in wanted]
+
+
+def state(ends: Ends) -> tuple[object, ...]:
+    """All that a message could have changed."""
+    return (len(ends.events.opened_by), tuple(ends.events.heard), tuple(ends.events.ended), ends.region.fleet.fleet)
+
+
+async def settled(ends: Ends, codes: tuple[Code, ...], least: int) -> None:
+    await until(lambda: sum(ends.meter.refused(code) for code in codes) >= least, 5.0, "everything was refused")
+
+
+async def a_session_that_said_everything(ends: Ends) -> Session:
+    session = await ends.connect()
+    await session.send(status(session, 1))
+    await session.send(Receipts(()))
+    await session.send(NodeEvents(()))
+    await until(lambda: len(ends.events.of(NODE)) == 3, 5.0, "all of it")
+    return session
+
+
+async def test_a11_what_an_earlier_session_said_is_dropped_in_the_next_and_after_it(ends: Ends) -> None:
+    with as_coordinator(ends) as broker:
+        session = await a_session_that_said_everything(ends)
+        await session.close()
+        await until(lambda: not ends.is_connected(), 3.0, "it has left")
+        kept = recorded(broker.received, NODE, *UP)
+        assert {topic.rpartition("/")[2] for topic, _ in kept} == set(UP)
+        again = await ends.connect()
+        before = state(ends)
+        with as_node(ends) as node:
+            for topic, payload in kept * 2:
+                node.publish(topic, payload)
+        await settled(ends, (Code.EPOCH_STALE, Code.MESSAGE_REPLAYED), 8)
+        assert state(ends) == before
+        await again.send(status(again, 1))
+        await until(lambda: len(ends.events.of(NODE)) == 4, 5.0, "the session stands")
+        await again.close()
+        await until(lambda: not ends.is_connected(), 3.0, "it has left")
+        before = state(ends)
+        with as_node(ends) as node:
+            for topic, payload in recorded(broker.received, NODE, *UP):
+                node.publish(topic, payload)
+        await settled(ends, (Code.MESSAGE_REPLAYED,), 3)
+        assert state(ends) == before, "a dead node does not come to life by what it once said"
+
+
+async def test_a11_what_this_session_said_counts_once(ends: Ends) -> None:
+    with as_coordinator(ends) as broker:
+        await a_session_that_said_everything(ends)
+        before = state(ends)
+        with as_node(ends) as node:
+            for topic, payload in recorded(broker.received, NODE, Channel.HELLO, Channel.STATUS, Channel.CAPABILITY):
+                node.publish(topic, payload)
+        await settled(ends, (Code.MESSAGE_REPLAYED,), 4)
+        assert state(ends) == before
+
+
+async def test_a11_a04_what_one_node_said_is_not_another_s(ends: Ends) -> None:
+    with as_coordinator(ends) as broker:
+        await a_session_that_said_everything(ends)
+        await ends.connect(OTHER)
+        before = state(ends)
+        with as_node(ends, OTHER) as node:
+            for topic, payload in recorded(broker.received, NODE, *UP):
+                node.publish(topic.replace(NODE, OTHER), payload)
+        await settled(ends, (Code.SIGNATURE_INVALID, Code.NODE_MISMATCH), 5)
+        assert state(ends) == before
+
+
+async def test_a11_what_is_said_to_one_session_or_node_counts_nowhere_else(ends: Ends) -> None:
+    with as_node(ends) as listener:
+        session = await ends.connect()
+        for generation in (1, 2):
+            await ends.carrier.links.send(NODE, desired(session, generation))
+            await receive(session)
+        told = Refused(Refusal(Code.TELEMETRY_ABSURD, "x"), fatal=False)
+        await ends.carrier.links.send(NODE, told)
+        assert await receive(session) == told
+        await session.close()
+        held = desired(session, 2).version
+        other, again = await ends.connect(OTHER), await ends.connect(holds=held)
+        kept = recorded(listener.received, NODE, *DOWN)
+        assert len(kept) >= 4
+        with as_coordinator(ends) as broker:
+            for topic, payload in kept:
+                broker.publish(topic, payload)
+                broker.publish(topic.replace(NODE, OTHER), payload)
+        dropped = lambda: ends.heard.events.count("message_dropped")  # noqa: E731
+        await until(lambda: dropped() >= len(kept), 5.0, "it was dropped")
+    newest = desired(again, 3)
+    await ends.carrier.links.send(NODE, newest)
+    await ends.carrier.links.send(OTHER, desired(other, 1, name=OTHER))
+    while (message := await receive(again)) != newest:
+        assert message in (desired(session, 1), desired(session, 2)), "signed for this node: fenced by its generation"
+    assert await receive(other) == desired(other, 1, name=OTHER)
+
+
+async def test_a19_retained_junk_and_an_old_desired_set_are_ignored_and_overwritten(ends: Ends) -> None:
+    with as_node(ends) as listener:
+        session = await ends.connect()
+        await ends.carrier.links.send(NODE, desired(session, 1))
+        await receive(session)
+        await until(lambda: recorded(listener.received, NODE, Channel.DESIRED), 5.0, "the broker's copy")
+        (topic, old) = recorded(listener.received, NODE, Channel.DESIRED)[0]
+        await session.close()
+    held = desired(session, 7).version
+    with as_coordinator(ends) as broker:
+        for payload in (b"", b"junk", old):
+            broker.publish(topic, payload, retain=True)
+            again = await ends.connect(holds=held)
+            newest = desired(again, 8)
+            await ends.carrier.links.send(NODE, newest)
+            assert await receive(again) == newest, "nothing else came before it"
+            await again.close()
+    with as_node(ends) as late:
+        await until(lambda: recorded(late.received, NODE, Channel.DESIRED), 5.0, "what the broker keeps now")
+        assert recorded(late.received, NODE, Channel.DESIRED)[0][1] != old
+
+
+async def test_a19_presence_counts_only_for_its_signer(ends: Ends) -> None:
+    session = await a_session_that_said_everything(ends)
+    topic = topics.of_node(REGION, NODE, Channel.ONLINE)
+    gone = mqtt_pb2.Presence(nonce="nonce-1", online=False).SerializeToString()
+    certificate, key, _ = ends.authority.issue(Role.AGENT, NODE).read()
+    impostor = Signature.of_pem(key, certificate)  # the same name, another key
+    with as_node(ends) as node:
+        for payload in (b"", b"junk", gone, sign(impostor, REGION, NODE, Channel.ONLINE, gone)):
+            node.publish(topic, payload, retain=True)
+    await settled(ends, (Code.SIGNATURE_INVALID, Code.MESSAGE_INVALID), 4)
+    await session.send(status(session, 2))
+    await until(lambda: len(ends.events.of(NODE)) == 4, 5.0, "the session stands")
+    assert ends.events.ended == []
+
+
+async def test_a20_forged_messages_change_nothing_at_either_end(ends: Ends) -> None:
+    session = await a_session_that_said_everything(ends)
+    certificate, key, _ = ends.authority.issue(Role.AGENT, OTHER).read()
+    stranger = Signature.of_pem(key, certificate)
+    sealer = Sealer(SessionKey(b"k" * 32, REGION, NODE, session.welcome.epoch))
+    before = state(ends)
+    with as_node(ends) as node, as_coordinator(ends) as broker:
+        for channels, end in ((UP, node), (DOWN, broker)):
+            for channel in channels:
+                content = status(session, 9)
+                forged = (b"\xff" * 40, sealer.seal(channel, b"x"), sign(stranger, REGION, NODE, channel, b"x"))
+                for payload in forged:
+                    end.publish(topics.of_node(REGION, NODE, channel), payload)
+                del content
+        for payload in (b"junk", sign(stranger, REGION, "", Channel.ONLINE, b"x")):
+            broker.publish(topics.region_online(REGION), payload)
+    await settled(ends, (Code.SIGNATURE_INVALID, Code.MESSAGE_INVALID, Code.NODE_MISMATCH), 10)
+    assert state(ends) == before
+    await ends.carrier.links.send(NODE, desired(session, 1))
+    assert await receive(session) == desired(session, 1)
+
+
+async def test_a20_a_broker_cannot_keep_up_the_appearance_of_a_coordinator(ends: Ends) -> None:
+    with as_node(ends) as listener:
+        session = await ends.connect()
+        beats = lambda: [got for got in listener.received if got[0] == topics.region_online(REGION)]  # noqa: E731
+        await until(lambda: len(beats()) >= 4, 5.0, "some beats")
+        kept = beats()
+        carrier(ends).links._presence = lambda *a, **k: b"not a word more"  # type: ignore[method-assign]
+        with as_coordinator(ends) as broker:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            over = asyncio.ensure_future(ending(session))
+            while not over.done() and loop.time() - began < 5.0:
+                for topic, payload in kept:
+                    broker.publish(topic, payload, retain=True)
+                await asyncio.wait([over], timeout=BEAT_S / 3)
+            assert (await over).code is Code.COORDINATOR_UNREACHABLE
+            assert loop.time() - began < 5 * BEAT_S
+
+
+async def test_f18_a_broker_that_answers_no_more_is_found_by_silence(ends: Ends) -> None:
+    session = await ends.connect()
+    carrier(ends).broker.pause()
+    try:
+        async with asyncio.timeout(3.0):
+            assert (await ending(session)).code is Code.COORDINATOR_UNREACHABLE
+    finally:
+        carrier(ends).broker.resume()
+    await until(lambda: carrier(ends).links.is_online and not ends.is_connected(), 10.0, "the coordinator came back")
+    assert (await ends.connect()).welcome.epoch == 2
+
+
+async def test_a14_a_message_larger_than_the_link_takes_reaches_nobody(ends: Ends) -> None:
+    other, session = await ends.connect(OTHER), await ends.connect()
+    assert isinstance(session, MqttSession)
+    with as_node(ends) as node:
+        node.send(topics.of_node(REGION, NODE, Channel.STATUS), bytes(LINK_BYTES * 2))
+        await until(lambda: node.ended.is_set(), 5.0, "the broker throws it out")
+    await other.send(status(other, 1, name=OTHER))
+    await until(lambda: ends.events.of(OTHER), 5.0, "nobody else is touched")
+    assert ends.events.of(NODE) == []
+
+
+async def test_a01_a_certificate_that_ends_ends_its_session(ends: Ends) -> None:
+    session = await ends.connect(files=ends.files(valid_s=2.0))
+    async with asyncio.timeout(4.0):
+        assert (await ending(session)).code is Code.CERT_EXPIRED
+    await until(lambda: not ends.is_connected(), 2.0, "it is over at the other end")
+
+
+async def test_a09_a_certificate_that_is_revoked_ends_its_session_and_opens_no_other(ends: Ends) -> None:
+    files = ends.files()
+    session = await ends.connect(files=files)
+    refusal = Refusal(Code.CERT_REVOKED, "serial 7", "a certificate that stands", "enrol again")
+    carrier(ends).revoked[files.identity().serial] = refusal
+    async with asyncio.timeout(1.0 + BEAT_S):
+        assert (await ending(session)).code is Code.CERT_REVOKED
+    with pytest.raises(Exception, match="COORDINATOR_UNREACHABLE|CERT_REVOKED"):
+        await ends.connect(files=files)
+    assert len(ends.events.opened_by) == 1

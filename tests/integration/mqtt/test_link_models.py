@@ -1,0 +1,164 @@
+"""Models by digest over HTTPS: resumed, judged request by request, and never a byte to who may not have them."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from contract.link.ends import CLOCK, NODE, OTHER, REGION, Counted, identity_files
+
+from harness.pki import Authority
+from harness.region import DIGEST, KnownModels
+from shoal.agent.link.credentials import Files
+from shoal.agent.link.https import HttpsModels
+from shoal.coordinator.api.models import ModelServer
+from shoal.coordinator.clock import SystemIds
+from shoal.coordinator.controllers.region import Region, RegionConfig
+from shoal.coordinator.link.grpc import GrpcLinks
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.assignment import DesiredSet, Version
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.units import Bytes, Seconds
+from shoal.wire.identity import Identity, check_validity, require
+
+MODEL = bytes(range(256)) * 8192
+
+
+class WholeModel(KnownModels):
+    """As KnownModels, with bytes of which each has its place."""
+
+    async def stat(self, digest: str) -> Bytes | None:
+        return Bytes(len(MODEL)) if digest in self.kept else None
+
+    async def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
+        for start in range(offset, len(MODEL), 100_000):
+            yield MODEL[start : min(start + 100_000, len(MODEL))]
+
+
+@dataclass
+class Served:
+    folder: Path
+    authority: Authority
+    server: ModelServer
+    port: int
+    revoked: set[str]
+
+    def models(self, role: Role = Role.AGENT, name: str = NODE, valid_s: float = 3600.0) -> HttpsModels:
+        issued = self.authority.issue(role, name, valid_s=valid_s)
+        files = identity_files(self.folder / issued.certificate.stem, issued)
+        return HttpsModels(files, lambda: f"127.0.0.1:{self.port}", CLOCK)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    authority = Authority(tmp_path / "ca", REGION, CLOCK.wall())
+    store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
+    models, meter, revoked = WholeModel(), Counted(), set[str]()
+    links = GrpcLinks(meter)
+    region = Region(store, links, models, models, CLOCK, SystemIds(), RegionConfig(REGION))
+    await region.start()
+    models.kept.add(DIGEST)
+    await region.models.push("ocr", Bytes(len(MODEL)), DIGEST, models.read(DIGEST, 0), actor="test")
+    region.workloads.desired[NODE] = DesiredSet(NODE, Version("h", 1, 1), (), (), (DIGEST,), (), Seconds(1.0))
+
+    def admit(caller: Identity) -> None:
+        if (found := check_validity(caller, CLOCK.wall())) is not None:
+            raise ShoalError(found)
+        require(caller, region=REGION, roles=frozenset({Role.AGENT, Role.OPERATOR}))
+        if caller.serial in revoked:
+            raise refuse(Code.CERT_REVOKED, "it was revoked")
+
+    files = identity_files(tmp_path / "server", authority.issue(Role.COORDINATOR, "coordinator"))
+    server = ModelServer(region, files, admit, meter)
+    yield Served(tmp_path, authority, server, await server.start("127.0.0.1", 0), revoked)
+    await server.stop()
+
+
+async def fetched(models: HttpsModels, offset: int = 0, digest: str = DIGEST) -> bytes:
+    return b"".join([chunk async for chunk in models.fetch(digest, offset)])
+
+
+async def refusal(models: HttpsModels, digest: str = DIGEST, offset: int = 0) -> Refusal:
+    with pytest.raises(ShoalError) as caught:
+        await fetched(models, offset, digest)
+    return caught.value.refusal
+
+
+async def test_the_whole_model_and_what_is_left_of_it(served: Served) -> None:
+    models = served.models()
+    assert await fetched(models) == MODEL
+    for offset in (1, 100_000, len(MODEL) - 1):
+        assert await fetched(models, offset) == MODEL[offset:]
+    assert await fetched(served.models(Role.OPERATOR, "admin"), 5) == MODEL[5:]
+
+
+async def test_a_node_gets_what_it_was_asked_to_keep_and_nothing_else(served: Served) -> None:
+    unknown = await refusal(served.models(), "sha256:" + "b" * 64)
+    foreign = await refusal(served.models(name=OTHER))
+    assert unknown.code is foreign.code is Code.MODEL_UNKNOWN
+    for digest in ("..", "%2e%2e%2fkey.pem", "sha256:" + "A" * 64, "x" * 4000):
+        assert (await refusal(served.models(), digest)).code in (Code.MODEL_UNKNOWN, Code.FETCH_FAILED)
+
+
+async def test_offsets_that_are_none(served: Served) -> None:
+    assert "offset" in (await refusal(served.models(), offset=len(MODEL) + 1)).found
+
+
+async def test_a01_a02_a03_a09_who_may_not_call(served: Served) -> None:
+    assert (await refusal(served.models(Role.TENANT, "shop"))).code is Code.ROLE_DENIED
+    assert "CERT_EXPIRED" in str(await refusal(served.models(valid_s=-60.0)))
+    models = served.models(name="edge-9")
+    other = Authority(served.folder / "other", REGION, CLOCK.wall()).issue(Role.AGENT, NODE)
+    stranger = identity_files(served.folder / "stranger", other)
+    (stranger.folder / "ca.pem").write_bytes(served.authority.certificate.read_bytes())
+    address = f"127.0.0.1:{served.port}"
+    assert (await refusal(HttpsModels(stranger, lambda: address, CLOCK))).code in (
+        Code.CERT_UNTRUSTED,
+        Code.FETCH_FAILED,
+    )
+    assert (await refusal(models)).code is Code.MODEL_UNKNOWN
+
+
+async def test_a09_a_revoked_node(served: Served) -> None:
+    issued = served.authority.issue(Role.AGENT, NODE)
+    files = identity_files(served.folder / "mine", issued)
+    models = HttpsModels(files, lambda: f"127.0.0.1:{served.port}", CLOCK)
+    assert await fetched(models, len(MODEL) - 3) == MODEL[-3:]
+    served.revoked.add(files.identity().serial)
+    assert "CERT_REVOKED" in str(await refusal(models))
+
+
+async def test_a10_no_certificate_and_no_tls(served: Served) -> None:
+    secured = ssl.create_default_context(cafile=str(served.authority.certificate))
+    for context in (None, secured):
+        assert b"HTTP" not in await answer_to_a_stranger(served.port, context)
+
+
+async def answer_to_a_stranger(port: int, context: ssl.SSLContext | None) -> bytes:
+    name = "localhost" if context else None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+    try:
+        writer.write(b"GET /v1/models/x HTTP/1.1\r\nHost: x\r\n\r\n")
+        return await reader.read(100)
+    except OSError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_server_that_is_gone(served: Served) -> None:
+    models = served.models()
+    await served.server.stop()
+    assert (await refusal(models)).code is Code.FETCH_FAILED
+
+
+async def test_an_impostor_of_the_region_is_not_its_coordinator(served: Served, tmp_path: Path) -> None:
+    files = identity_files(tmp_path / "impostor", served.authority.issue(Role.AGENT, "edge-9"))
+    impostor = ModelServer(served.server._region, files, lambda caller: None, Counted())
+    port = await impostor.start("127.0.0.1", 0)
+    issued = Files(identity_files(tmp_path / "me", served.authority.issue(Role.AGENT, NODE)).folder)
+    assert (await refusal(HttpsModels(issued, lambda: f"127.0.0.1:{port}", CLOCK))).code is Code.CERT_UNTRUSTED
+    await impostor.stop()
