@@ -250,8 +250,8 @@ def _drivers(members: Path, address: str, agents: int) -> Iterator[Drivers]:
             (folder / name).symlink_to(members / name)
         first += share
         command = [sys.executable, __file__, "--drive", str(folder), "--address", address, "--agents", str(share)]
-        process = psutil.Popen(command, text=True)
-        process.cpu_affinity([core])
+        process = subprocess.Popen(command, text=True)
+        psutil.Process(process.pid).cpu_affinity([core])
         processes.append(process)
         files.append(folder.with_suffix(".json"))
     try:

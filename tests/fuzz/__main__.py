@@ -19,7 +19,7 @@ LONGEST = 8192
 
 
 def main(name: str, runs: int, seed: int, folder: Path) -> None:
-    with atheris.instrument_imports(include=["shoal", "h11"]):
+    with atheris.instrument_imports(include=["shoal", "h11"]):  # pyright: ignore[reportAttributeAccessIssue]
         from fuzz.targets import targets
     from harness.pki import Authority
     from shoal.types.device import Role

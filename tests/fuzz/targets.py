@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from fuzz.http import Rest
 from harness.oip import Tensor, infer_request
@@ -60,7 +60,7 @@ def _told(refusal: Refusal) -> str:
 def _from_agent(data: bytes) -> None:
     """What is taken is a noun that says the same when it is sent on."""
     noun = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
-    again: Message = nouns.from_agent_to_wire(noun)
+    again: link_pb2.FromAgent = nouns.from_agent_to_wire(noun)
     assert repr(nouns.from_agent_from_wire(again)) == repr(noun), "numbers that are unknown are NaN, unlike themselves"
     if isinstance(noun, Receipts):
         for each in noun.receipts:

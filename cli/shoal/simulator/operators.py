@@ -124,7 +124,9 @@ class Operators:
         region, store = self._cluster.region, self._cluster.store
         if region is None or store is None:
             return
-        acts_on = {key.stored_at: each.revision for key, each in region.workloads.catalog.documents.items()}
+        acts_on: dict[str, object] = {
+            key.stored_at: each.revision for key, each in region.workloads.catalog.documents.items()
+        }
         acts_on |= {DESIRED + node: each.version.generation for node, each in region.workloads.desired.items()}
         acts_on |= {NODES + name: (each.epoch, each.cordoned) for name, each in region.fleet.fleet.nodes.items()}
         found: dict[str, object] = {}

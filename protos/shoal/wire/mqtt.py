@@ -5,7 +5,7 @@ The broker only carries: what it delivers is believed by `seal`, not by where it
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import aiomqtt
@@ -101,10 +101,9 @@ async def subscribe(client: aiomqtt.Client, topics: Iterable[str], *, retained: 
     names = tuple(topics)
     handling = SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE if retained else SubscribeOptions.RETAIN_DO_NOT_SEND
     options = SubscribeOptions(qos=1, retainAsPublished=True, retainHandling=handling)
-    granted = await client.subscribe([(name, options) for name in names])
+    granted: Sequence[int | ReasonCode] = await client.subscribe([(name, options) for name in names])
     for name, reason in zip(names, granted, strict=True):
-        value = reason.value if isinstance(reason, ReasonCode) else reason
-        if value >= _FAILED:
+        if reason.is_failure if isinstance(reason, ReasonCode) else reason >= _FAILED:
             raise refuse(
                 Code.TOPIC_DENIED, f"{name}: {reason}", "a broker that lets it be read", "look at the broker's rights"
             )

@@ -99,7 +99,7 @@ async def test_the_newest_desired_set_wins(ends: Ends) -> None:
     session = await ends.connect()
     for generation in range(1, 30):
         await ends.carrier.links.send(NODE, desired(session, generation))
-    seen = 0
+    seen, message = 0, None
     while seen < 29:
         message = await receive(session)
         assert isinstance(message, DesiredSet)

@@ -177,7 +177,7 @@ def test_a12_for_another_key_name_or_region_and_twice(coordinator: Coordinator, 
             )
             return stub.Renew(request, timeout=5)
 
-        refused = [
+        refused: list[Callable[[], Any]] = [
             lambda: ask(mine, other),
             lambda: ask(mine, mine, csr_pem=request_pem(new_key(), "")),
             lambda: ask(forged, forged),

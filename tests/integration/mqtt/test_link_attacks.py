@@ -291,6 +291,6 @@ async def test_a09_a_certificate_that_is_revoked_ends_its_session_and_opens_no_o
     carrier(ends).revoked[files.identity().serial] = refusal
     async with asyncio.timeout(1.0 + BEAT_S):
         assert (await ending(session)).code is Code.CERT_REVOKED
-    with pytest.raises(Exception, match="COORDINATOR_UNREACHABLE|CERT_REVOKED"):
+    with pytest.raises(Exception, match=r"COORDINATOR_UNREACHABLE|CERT_REVOKED"):
         await ends.connect(files=files)
     assert len(ends.events.opened_by) == 1

@@ -6,7 +6,7 @@ as the bytes that they are; only the small calls are parsed here.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -124,7 +124,7 @@ class GrpcTransport:
     async def _infer(self, requests: AsyncIterator[bytes], context: _Context) -> bytes:
         """A stream here, though not to its caller: only so is a message read when there is a place for it."""
         held = ExitStack()
-        context.add_done_callback(lambda _: held.close())  # once its caller has read the answer, or is gone
+        cast(Any, context).add_done_callback(lambda _: held.close())  # once its caller has read the answer, or is gone
         try:
             call = self._call(context)
             self._service.admit(call)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import h11
@@ -140,7 +140,7 @@ class RestTransport:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Before TLS: a stranger costs no handshake where there is no room for it."""
-        writer.transport.pause_reading()  # the first bytes are the handshake's
+        cast(asyncio.Transport, writer.transport).pause_reading()  # the first bytes are the handshake's
         address = str(writer.get_extra_info("peername", ("",))[0])
         if len(self._connections) >= MAX_CONNECTIONS or self._of_address[address] >= MAX_CONNECTIONS_PER_ADDRESS:
             writer.transport.abort()

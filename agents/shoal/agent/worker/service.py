@@ -193,8 +193,8 @@ class Replica:
             raise found from error
         except Exception as error:
             self.metering.failed(job.origin, busy_s, ours=False)
-            found = f"{type(error).__name__}: {error}"[:300]
-            raise refuse(Code.INVALID_ARGUMENT, found, "a ModelInferRequest", "send a well-formed request") from error
+            told = f"{type(error).__name__}: {error}"[:300]
+            raise refuse(Code.INVALID_ARGUMENT, told, "a ModelInferRequest", "send a well-formed request") from error
         latency_s = (self._clock() - job.arrived) / self._scale
         self.metering.answered(job.origin, latency_s, busy_s, pace_missed=missed)
         return answer

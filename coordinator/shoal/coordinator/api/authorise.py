@@ -23,6 +23,8 @@ from shoal.wire.status import abort
 
 Roles = frozenset[Role]
 
+_END: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # public, and not in the stubs
+
 _NODES: Final[Roles] = frozenset({Role.AGENT, Role.GATEWAY})
 _WRITE: Final[Roles] = frozenset({Role.OPERATOR})
 _READ: Final[Roles] = frozenset({Role.OPERATOR, Role.VIEWER})
@@ -203,12 +205,12 @@ class _Call:
 
     async def _messages(self, context: Any) -> AsyncIterator[Any]:
         """Of an upload, each in its time."""
-        while (message := await self._next(context)) is not grpc.aio.EOF:
+        while (message := await self._next(context)) is not _END:
             yield message
 
     async def _one(self, context: Any) -> Any:
         message = await self._next(context)
-        if message is grpc.aio.EOF:
+        if message is _END:
             raise refuse(Code.MESSAGE_INVALID, "a call without a message", "one message", "see the protocol")
         return message
 

@@ -1,7 +1,8 @@
 """The coordinator's own certificate: made at start, made anew on an open port when a third of its life is left."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import grpc
 from cryptography import x509
@@ -63,7 +64,9 @@ class ServerIdentity:
             return _configuration(material, client_certificates)
 
         dynamic: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-            _configuration(material, client_certificates), newest, require_client_authentication=client_certificates
+            _configuration(material, client_certificates),
+            cast(Callable[[], grpc.ServerCertificateConfiguration], newest),  # its stubs know of no None
+            require_client_authentication=client_certificates,
         )
         return dynamic
 

@@ -361,11 +361,9 @@ class MqttLinks:
             secret = ephemeral.agree(key, region=self._region, node=node, nonce=hello.nonce)
             answer = await events.opened(node, identity.role, hello)
         except ShoalError as error:
-            answer = error.refusal
+            return self._refused(node, hello, error.refusal)
         if isinstance(answer, Refusal):
-            self._meter.count("sessions_refused", code=answer.code)
-            log.warning("session refused", node=node, code=answer.code, found=answer.found)
-            return mqtt_pb2.Opened(answer=_wire(Refused(answer, fatal=False)), nonce=hello.nonce)
+            return self._refused(node, hello, answer)
         # No await between `opened` and here: whoever sends to this node from now on reaches this session.
         session_key = SessionKey(secret, self._region, node, answer.epoch)
         session = _Session(identity, certificate, answer.epoch, hello.nonce, Sealer(session_key), Opener(session_key))
@@ -374,6 +372,11 @@ class MqttLinks:
         log.info("session opened", node=node, role=identity.role, epoch=answer.epoch, link="mqtt")
         session.writing = self._spawn(self._write_forever(session))
         return self._welcome(answer, hello.nonce, ephemeral.public)
+
+    def _refused(self, node: str, hello: Hello, refusal: Refusal) -> mqtt_pb2.Opened:
+        self._meter.count("sessions_refused", code=refusal.code)
+        log.warning("session refused", node=node, code=refusal.code, found=refusal.found)
+        return mqtt_pb2.Opened(answer=_wire(Refused(refusal, fatal=False)), nonce=hello.nonce)
 
     def _welcome(self, welcome: Welcome, nonce: str, key: bytes) -> mqtt_pb2.Opened:
         return mqtt_pb2.Opened(

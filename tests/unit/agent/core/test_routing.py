@@ -289,7 +289,7 @@ def test_a_suspect_stays_one_until_it_is_answered_or_its_time_is_over() -> None:
     suspects.add(b"x", frozenset({b"p", b"y"}), NOW)
     suspects.answered(b"x")
     assert suspects.crashed_with(b"x", NOW) is None
-    assert suspects.crashed_with(b"p", NOW) == {b"y"}, "x has been answered: it explains no crash"
+    assert suspects.crashed_with(b"p", NOW) == frozenset({b"y"}), "x has been answered: it explains no crash"
     assert suspects.crashed_with(b"p", Elapsed(NOW + 10)) is None
     for n in range(5):
         suspects.add(bytes([n]), frozenset(), NOW)
