@@ -4,178 +4,19 @@ Nothing else strikes here: what a region does under everything at once is the st
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
+from simulation.scene import GIVEN_UP, Scene, tell
 
 from harness.report import record
-from shoal.simulator.cluster import GIB, Cluster, Spec
 from shoal.simulator.faults import KINDS
-from shoal.simulator.judge import judge
-from shoal.simulator.loop import VirtualLoop, run
-from shoal.simulator.machine import Behaviour, Machine, chip
-from shoal.simulator.operators import WHO
-from shoal.simulator.scenario import Scenario, digest, play, profile
-from shoal.simulator.world import World
+from shoal.simulator.machine import Machine
+from shoal.simulator.scenario import Scenario, play
 from shoal.types.codes import Code
-from shoal.types.workload import WorkloadKey
 
 RUNS = 30
 POWER_SEEDS = 40
-GATEWAY = "gateway"
-TEXT = WorkloadKey("default", "text")
-LOAD_S = 0.5
 RETRYABLE = {Code.WORKER_CRASHED, Code.REPLICA_UNREACHABLE, Code.MODEL_NOT_READY}
-GIVEN_UP = {"NODE_LOST", "NODE_SUSPECT"}
-
-DOCUMENTS = """apiVersion: shoal/v1
-kind: Policy
-metadata: {{name: text}}
-spec:
-  require: {{availability: {{{replicas}}}}}
----
-apiVersion: shoal/v1
-kind: Workload
-metadata: {{name: text}}
-spec:
-  model: {{source: "{model}"}}
-  policy: text
-"""
-
-
-@dataclass
-class Scene:
-    """A gateway and two agents that serve one workload; clients who ask for it at the gateway."""
-
-    world: World
-    cluster: Cluster
-    answers: list[tuple[float, float, Code | None]] = field(default_factory=list)
-    """(sent, ended, the code; None: answered) of every request."""
-    codes: set[str] = field(default_factory=set)
-    """Of the region's events, once the load has ended."""
-
-    @property
-    def replicas(self) -> list[Machine]:
-        return [machine for machine in self.cluster.machines if machine.workers]
-
-    async def up(self, replicas: int) -> None:
-        model = digest(0)
-        self.cluster.operators.quota = replicas
-        await self.cluster.start()
-        await self.until(lambda: self.cluster.region is not None, 10.0, "a coordinator")
-        assert self.cluster.region is not None
-        await self.cluster.region.models.push(
-            "", self.cluster.spec.profiles[model].size_bytes, model, _no_bytes(), actor=WHO
-        )
-        spread = f"replicas: {replicas}, spread: node" if replicas > 1 else "replicas: 1"
-        text = DOCUMENTS.format(model=model, replicas=spread)
-        applied = await self.cluster.region.workloads.apply([("text.yaml", text)], {}, "", WHO)
-        assert not applied.planned.problems
-        self.world.record("operator.wanted", workloads=(str(TEXT),))
-        await self.whole(60.0)
-
-    async def until(self, condition: Callable[[], object], within_s: float, what: str) -> None:
-        deadline = self.world.now() + within_s
-        while not condition():
-            assert self.world.now() < deadline, f"not within {within_s} virtual s: {what}"
-            await asyncio.sleep(0.01)
-
-    async def whole(self, within_s: float) -> float:
-        """Virtual seconds until nothing is missing."""
-        began = self.world.now()
-        while missing := await self.cluster.missing():
-            assert self.world.now() < began + within_s, f"not whole within {within_s} virtual s: {missing}"
-            await asyncio.sleep(0.05)
-        return self.world.now() - began
-
-    @asynccontextmanager
-    async def load(self, every_s: float = 0.01) -> AsyncIterator[None]:
-        """Clients at the gateway before, while and after the block; all that they sent is waited for."""
-        asking = asyncio.get_running_loop().create_task(self._ask(every_s))
-        await self.until(lambda: len(self.answers) > 50, 30.0, "answers before the fault")
-        yield
-        count = len(self.answers)
-        await self.until(lambda: len(self.answers) > count + 50, 30.0, "answers after the fault")
-        asking.cancel()
-        await asking
-        self.codes = await self._told()
-
-    async def _ask(self, every_s: float) -> None:
-        async with asyncio.TaskGroup() as group:
-            try:
-                while True:
-                    group.create_task(self._one())
-                    await asyncio.sleep(every_s)
-            except asyncio.CancelledError:
-                return
-
-    async def _one(self) -> None:
-        sent = self.world.now()
-        code = await self.cluster.operators.request(GATEWAY, TEXT)
-        self.answers.append((sent, self.world.now(), code))
-
-    def starts(self) -> int:
-        return sum(event.kind == "worker.start" for event in self.world.history.events)
-
-    def last(self, kind: str) -> float:
-        """When that last happened."""
-        return max((event.at for event in self.world.history.events if event.kind == kind), default=-1.0)
-
-    def seconds_of_last_load(self) -> float:
-        return self.last("worker.ready") - self.last("worker.start")
-
-    @property
-    def failed(self) -> list[tuple[float, float, Code | None]]:
-        return [answer for answer in self.answers if answer[2] is not None]
-
-    @property
-    def lost(self) -> int:
-        return len(self.failed)
-
-    async def _told(self) -> set[str]:
-        """Codes of the region's events."""
-        assert self.cluster.region is not None
-        return {str(event.code) for event in await self.cluster.region.events.past(0, 1000)}
-
-
-Story = Callable[[Scene], Awaitable[None]]
-
-
-def tell(seed: int, replicas: int, story: Story) -> Scene:
-    """The story in a region of its own; what the judge, the invariants or the world found fails the test."""
-    scenes: list[Scene] = []
-
-    async def whole(loop: VirtualLoop) -> None:
-        world = World(loop, seed)
-        chips = {f"edge-{number}": (chip("cpu0", 1e11, 8 * GIB),) for number in range(2)}
-        cluster = Cluster(
-            world,
-            Spec(
-                nodes={GATEWAY: (), **chips},
-                labels={},
-                profiles={digest(0): profile(digest(0), 1e8, 2**20)},
-                behaviours={digest(0): Behaviour(load_s=LOAD_S, serve_s=0.02)},
-            ),
-        )
-        scenes.append(Scene(world, cluster))
-        try:
-            await scenes[0].up(replicas)
-            await story(scenes[0])
-        finally:
-            cluster.end()
-
-    run(whole)
-    (scene,) = scenes
-    assert scene.world.failures == [], f"seed {seed}"
-    assert judge(scene.world.history.events) == [], f"seed {seed}"
-    return scene
-
-
-async def _no_bytes() -> AsyncIterator[bytes]:
-    return
-    yield b""
 
 
 async def hit(scene: Scene, machine: Machine, in_flight: int) -> int:

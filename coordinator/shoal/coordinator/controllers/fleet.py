@@ -32,7 +32,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Node, Role
 from shoal.types.link import FromAgent, Hello, NodeEvents, Receipts, Welcome
 from shoal.types.receipt import Receipt, SignedReceipt
-from shoal.types.units import Elapsed, Wall
+from shoal.types.units import Elapsed, Wall, show_seconds
 from shoal.wire import nouns
 
 PROTOCOL: Final = 1
@@ -152,8 +152,9 @@ class FleetController:
         stored = NodeRecord(
             hello.node, epoch, known is not None and known.cordoned, wall, twins=known.twins if known else None
         )
+        skewed = _skew_events(known, self._connected(hello, epoch, wall).nodes[node])
         try:
-            await self._save(stored, Event("NODE_CONNECTED", node, f"epoch {epoch}", node=node))
+            await self._save(stored, Event("NODE_CONNECTED", node, f"epoch {epoch}", node=node), *skewed)
         except StaleRevision:
             return Refusal(Code.TWIN_REFUSED, f"two hellos of {node} at once", "one", "call again")
         except ShoalError as error:
@@ -162,7 +163,7 @@ class FleetController:
             await self._links.end(
                 node, Refusal(Code.EPOCH_STALE, f"epoch {known.epoch}", f"epoch {epoch}", "connect again"), fatal=False
             )
-        self.fleet = connected(self.fleet, hello.node, epoch, self._clock.now(), wall)
+        self.fleet = self._connected(hello, epoch, wall)
         self.unsent.add(node)
         self._peers[node] = peer or hello.node.grpc_address
         self._doubts.pop(node, None)
@@ -269,7 +270,7 @@ class FleetController:
             return refusals[0] if refusals else None
         if node in self._doubts:
             await self._settle_doubt(node)
-        events = [*_phase_events(before, after), *_quarantine_events(before, after)]
+        events = [*_phase_events(before, after), *_quarantine_events(before, after), *_skew_events(before, after)]
         if events or _matters(before, after):
             self._changed()
         if events:
@@ -335,18 +336,21 @@ class FleetController:
             *(Event(each.code, each.subject, each.message, f"agent {node}", node=node) for each in message.events)
         )
 
-    async def _save(self, stored: NodeRecord, event: Event, also: Mapping[str, bytes] | None = None) -> None:
+    def _connected(self, hello: Hello, epoch: int, wall: Wall) -> Fleet:
+        return connected(self.fleet, hello.node, epoch, self._clock.now(), wall, hello.sent_at)
+
+    async def _save(self, stored: NodeRecord, *events: Event, also: Mapping[str, bytes] | None = None) -> None:
         name = stored.node.name
         key = NODES + name
         self._revisions[name] = await self._truth.commit(
-            {key: records.dump(stored), **(also or {})}, expect={key: self._revisions.get(name, 0)}, events=[event]
+            {key: records.dump(stored), **(also or {})}, expect={key: self._revisions.get(name, 0)}, events=events
         )
 
     async def _save_as_operator(
         self, stored: NodeRecord, event: Event, also: Mapping[str, bytes] | None = None
     ) -> None:
         try:
-            await self._save(stored, event, also)
+            await self._save(stored, event, also=also)
         except StaleRevision as cause:
             raise _conflict(stored.node.name) from cause
 
@@ -398,6 +402,14 @@ def _quarantine_events(before: NodeState, after: NodeState) -> list[Event]:
         return []
     code = Code.NODE_QUARANTINED if after.quarantined else "NODE_TRUSTED"
     return [Event(code, after.name, str(after.refusal or "its reports are sound again"), node=after.name)]
+
+
+def _skew_events(before: NodeState | None, after: NodeState) -> list[Event]:
+    if not after.is_skewed or (before is not None and before.is_skewed):
+        return []
+    way = "behind" if after.skew_s > 0 else "ahead"
+    message = f"its clock is {show_seconds(abs(after.skew_s))} {way} of the coordinator's; nothing is decided by it"
+    return [Event(Code.CLOCK_SKEW, after.name, message, node=after.name)]
 
 
 def _liveness_event(change: LivenessChange) -> Event:

@@ -112,6 +112,19 @@ def test_silence_makes_suspect_then_lost_and_a_beat_makes_ready() -> None:
     assert [(change.before, change.after) for change in changes] == [(Liveness.LOST, Liveness.READY)]
 
 
+def test_f22_a_hello_alone_is_no_sign_of_life() -> None:
+    """A node that nobody answers says hello for ever: it stays suspect, then lost, and does not come back each time."""
+    fleet, found = beat(fleet_of(A), A, 2, 0.0), []
+    for tick in range(1, 60):
+        if tick % 4 == 0:
+            fleet = updates.connected(fleet, A, 1 + tick, *at(tick * 0.5))
+        fleet, changes = judge(fleet, Elapsed(tick * 0.5))
+        found += [change.after for change in changes]
+    assert found == [Liveness.SUSPECT, Liveness.LOST]
+    fleet, changes = judge(beat(fleet, A, 1, 30.0, epoch=fleet.nodes["a"].epoch), Elapsed(30.0))
+    assert [change.after for change in changes] == [Liveness.READY]
+
+
 def test_a_shorter_beat_counts_once_the_nodes_can_have_heard_of_it() -> None:
     fleet = beat(fleet_of(A, node("b")), A, 2, 0.9)
     fleet = updates.retimed(fleet, Timing(Seconds(0.2), Seconds(2.0)), Elapsed(1.0))
@@ -161,10 +174,29 @@ def test_mass_silence_brakes_and_ends() -> None:
         if now == 3.5:
             assert mass is not None
             assert held(fleet, Elapsed(now)) == {"n0", "n1", "n2"}
-        if now == 17.0:
+        if now == 18.0:
+            assert held(fleet, Elapsed(now)) == {"n0", "n1", "n2"}
+        if now == 21.0:
             assert held(fleet, Elapsed(now)) == {"n2"}
     assert fleet.mass_silence is None
     assert held(fleet, Elapsed(30.0)) == frozenset()
+
+
+def test_f25_the_first_suspect_is_held_with_those_that_are_late() -> None:
+    """Three of nine beat last within one beat, then fall silent at once; two more are only slow."""
+    nodes = [node(f"n{index}") for index in range(9)]
+    fleet = fleet_of(*nodes)
+    for index in range(3):
+        fleet = beat(fleet, nodes[index], 2, 0.4 * index)
+    for tick in range(1, 32):
+        now = 0.1 * tick
+        for each in nodes[3:] if tick % 10 == 0 else ():
+            fleet = beat(fleet, each, 100 + tick, now)
+        fleet, changes = judge(fleet, Elapsed(now))
+    assert [(change.node, change.after) for change in changes] == [("n0", Liveness.SUSPECT)]
+    assert held(fleet, Elapsed(3.1)) == {"n0", "n1", "n2"}
+    fleet, _ = judge(beat(fleet, nodes[2], 3, 3.2), Elapsed(3.2))
+    assert held(fleet, Elapsed(3.2)) == frozenset(), "two are no mass silence"
 
 
 def test_two_silent_nodes_are_no_mass_silence() -> None:
@@ -193,15 +225,43 @@ def test_a35_absurd_readings_are_refused_value_by_value(field: str, value: float
 
 
 def test_free_above_total_and_stamps_from_the_future() -> None:
-    fleet, wall = fleet_of(A), Wall(START + 1)
+    fleet = fleet_of(A)
     lying = status(A, 2, at=1.0, readings=(reading(A.devices[0], free=64 * GIB),))
-    assert [each.code for each in check_status(lying, A, wall)] == [Code.TELEMETRY_ABSURD]
+    assert [each.code for each in check_status(lying, A)] == [Code.TELEMETRY_ABSURD]
     future = status(A, 2, at=1.0, readings=(reading(A.devices[0], at=START + 3600),))
-    assert [each.code for each in check_status(future, A, wall)] == [Code.TELEMETRY_ABSURD]
+    assert [each.code for each in check_status(future, A)] == [Code.TELEMETRY_ABSURD]
     counts = status(A, 2, at=1.0, ingress=(Ingress(intent().key, "x", -1, 0, 0, 0, 0),))
-    assert [each.code for each in check_status(counts, A, wall)] == [Code.TELEMETRY_ABSURD]
-    assert check_status(status(A, 2, at=1.0), A, wall) == ()
+    assert [each.code for each in check_status(counts, A)] == [Code.TELEMETRY_ABSURD]
+    assert check_status(status(A, 2, at=1.0), A) == ()
     assert fleet.nodes["a"].strikes == 0
+
+
+@pytest.mark.parametrize("stamp", [*ABSURD, math.nan])
+def test_f35_a_stamp_that_no_clock_shows_is_refused(stamp: float) -> None:
+    lying = status(A, 2, at=1.0, taken_at=Wall(stamp), readings=())
+    fleet, refusals = updates.status_received(fleet_of(A), "a", 1, lying, *at(1.0))
+    assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
+    assert fleet.nodes["a"].skew_s == 0.0
+
+
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0, 365 * 86400.0, -START])
+def test_f27_a_clock_that_is_wrong_is_no_lie(ahead_s: float) -> None:
+    """Readings are judged by the clock that stamped them; a receipt that it stamped is kept too."""
+    fleet = fleet_of(A)
+    stamped = at(1.0 + ahead_s)[1]
+    fleet = updates.connected(fleet, A, 2, *at(1.0), sent_at=stamped)
+    assert fleet.nodes["a"].is_skewed
+    measured = receipt(A, A.devices[0], flops=2e11, at=max(stamped, START))
+    fleet, refusals = updates.receipts_received(fleet, "a", (measured,), *at(1.5))
+    assert refusals == ()
+    assert fleet.nodes["a"].receipts["cpu0"] == measured
+    told = status(A, 1, at=2.0, epoch=2, taken_at=stamped, readings=(reading(A.devices[0], free=GIB, at=stamped),))
+    fleet, refusals = updates.status_received(fleet, "a", 2, told, *at(2.0))
+    assert refusals == ()
+    assert fleet.nodes["a"].readings["cpu0"].free_bytes == GIB
+    assert fleet.nodes["a"].skew_s == pytest.approx(1.0 - ahead_s)
+    right = status(A, 2, at=3.0, epoch=2)
+    assert not updates.status_received(fleet, "a", 2, right, *at(3.0))[0].nodes["a"].is_skewed
 
 
 def test_absurdity_that_persists_quarantines_and_the_work_stays() -> None:

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Iterator
 
+from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
 from shoal.types.assignment import Observed, Served, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.receipt import Receipt
-from shoal.types.units import Bytes, Seconds, Wall, show_bytes, show_seconds
+from shoal.types.units import Bytes, Wall, show_bytes, show_seconds
 
-CLOCK_ALLOWANCE_S = Seconds(300.0)
-"""How far a stamp may lie in the future: clocks differ, by less than this when they are kept."""
+LATEST = Wall(2.0**33)
+"""The year 2242: no clock that was ever set shows more; and none shows less than 1970, as a device's that has none."""
 MOST_FLOPS = 1e17
 """FLOP/s of one device above any that is sold (an H200 gives 4e15 at fp8, sparse), with room."""
 MOST_BYTES = 1e14
@@ -24,7 +25,9 @@ LEAST_CELSIUS = -60.0
 
 
 def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
-    """None when the receipt can be true of one of the node's devices; else RECEIPT_ABSURD, or NODE_MISMATCH."""
+    """None when the receipt can be true of one of the node's devices; else RECEIPT_ABSURD, or NODE_MISMATCH.
+
+    wall: now, by the clock that is ahead: ours or the node's."""
     if receipt.node != node.name:
         return Refusal(
             Code.NODE_MISMATCH, f"a receipt of {receipt.node}", f"one of {node.name}", "a node reports itself only"
@@ -54,12 +57,13 @@ def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
 MAY_BE_ZERO = frozenset({"launch_s", "node_s", "idle_w", "probe_s"})
 
 
-def check_status(status: Status, node: Node, wall: Wall) -> tuple[Refusal, ...]:
-    """Every absurdity of a status (TELEMETRY_ABSURD); `refused_parts` says which parts of it are unusable."""
+def check_status(status: Status, node: Node) -> tuple[Refusal, ...]:
+    """Every absurdity of a status (TELEMETRY_ABSURD). Its stamps are judged among themselves: a clock that is wrong is
+    no lie (`NodeState.skew_s`)."""
     refusals = list[Refusal]()
-    if status.taken_at > wall + CLOCK_ALLOWANCE_S:
-        refusals.append(_absurd("status", "taken_at", status.taken_at - wall, "seconds ahead of now"))
-    refusals += [refusal for reading in status.readings if (refusal := check_reading(reading, node, wall))]
+    if not is_a_time(status.taken_at):
+        refusals.append(_absurd("status", "taken_at", status.taken_at, f"0 to {LATEST:g}"))
+    refusals += [refusal for reading in status.readings if (refusal := check_reading(reading, node, status.taken_at))]
     refusals += [refusal for observed in status.observed if (refusal := check_observed(observed))]
     for ingress in status.ingress:
         counts = (ingress.requests, ingress.answered, ingress.retried, ingress.refused, ingress.lost)
@@ -68,8 +72,15 @@ def check_status(status: Status, node: Node, wall: Wall) -> tuple[Refusal, ...]:
     return tuple(refusals)
 
 
+def is_a_time(wall: Wall) -> bool:
+    """Whether a clock can show this, right or wrong."""
+    return 0.0 <= wall <= LATEST
+
+
 def check_reading(reading: Reading, node: Node, wall: Wall) -> Refusal | None:
-    """TELEMETRY_ABSURD when a reading cannot be true. NaN means `does not tell` and is fine but for free_bytes."""
+    """TELEMETRY_ABSURD when a reading cannot be true. NaN means `does not tell` and is fine but for free_bytes.
+
+    wall: what the node's own clock showed when it was sent."""
     device = next((device for device in node.devices if device.name == reading.device), None)
     if device is None:
         return _absurd(reading.device, "device", math.nan, "a device of the node's hello")

@@ -7,6 +7,9 @@ from shoal.types.units import Elapsed, Seconds
 
 MASS_NODES = 3
 MASS_SHARE = 1 / 3
+LATE_BEATS = 1.75
+"""A beat is missing for sure. Who falls silent at once with a node that is suspect by now is late by now: their last
+beats were less than one apart."""
 
 
 def judge(fleet: Fleet, now: Elapsed) -> tuple[Fleet, tuple[LivenessChange, ...]]:
@@ -33,15 +36,16 @@ def judge(fleet: Fleet, now: Elapsed) -> tuple[Fleet, tuple[LivenessChange, ...]
 def held(fleet: Fleet, now: Elapsed) -> frozenset[str]:
     """Silent nodes whose replicas are not to be replaced yet.
 
-    In a mass silence nothing is replaced for one `lost_after` (the observer tests itself meanwhile), then node after
-    node, evenly over one more: a real loss is made good within two of them, a false one costs little.
+    In a mass silence nothing is replaced for one and a half `lost_after` (an observer at fault may be cut off for one,
+    and then be called again by all), then node after node, evenly over the other half: a real loss is made good within
+    two of them, a false one costs little.
     """
     mass = fleet.mass_silence
     if mass is None:
         return frozenset()
-    span = fleet.timing.lost_after_s
-    step = span / len(mass.nodes)
-    return frozenset(name for index, name in enumerate(mass.nodes) if now < mass.since + span + index * step)
+    first = mass.since + 1.5 * fleet.timing.lost_after_s
+    step = 0.5 * fleet.timing.lost_after_s / len(mass.nodes)
+    return frozenset(name for index, name in enumerate(mass.nodes) if now < first + index * step)
 
 
 def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:
@@ -66,14 +70,19 @@ def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:
 
 
 def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
-    """Begins when >= 3 nodes and >= a third of those alive fell silent in one window; ends when that is no more so."""
+    """Begins when >= 3 nodes and >= a third of those alive fell silent in one window; ends when all are back, or
+    two windows later.
+
+    With the first that is suspect the late ones count too, or it would be replaced before the third is suspect; where
+    they were only late it ends with the next beat.
+    """
     window = fleet.timing.lost_after_s
     ongoing = fleet.mass_silence
     if ongoing is not None and now >= ongoing.since + 2 * window:
         return None
     since = ongoing.since if ongoing is not None else now
     first = since - window - fleet.timing.suspect_after_s
-    silent = [
+    fallen = [
         state.name
         for state in fleet.nodes.values()
         if state.liveness in (Liveness.SUSPECT, Liveness.LOST)
@@ -81,7 +90,12 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
         and state.heard_at >= first
         and not state.revoked
     ]
-    alive = sum(state.liveness is Liveness.READY for state in fleet.nodes.values())
-    if len(silent) < MASS_NODES or len(silent) < MASS_SHARE * (alive + len(silent)):
+    if not fallen:
         return None
-    return MassSilence(since, tuple(sorted(silent)))
+    alive = [state for state in fleet.nodes.values() if state.liveness is Liveness.READY]
+    late = [state.name for state in alive if now - state.heard_at > LATE_BEATS * fleet.timing.heartbeat_s]
+    enough = max(MASS_NODES, MASS_SHARE * (len(alive) + len(fallen)))
+    sure = len(fallen) >= enough or (ongoing is not None and ongoing.sure)
+    if not sure and len(fallen) + len(late) < enough:
+        return None
+    return MassSilence(since, tuple(sorted([*fallen, *late])), sure)

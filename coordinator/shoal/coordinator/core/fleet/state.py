@@ -15,6 +15,9 @@ DEFAULTS = PartitionRule()
 ORIGIN = Elapsed(0.0)
 NEVER = Wall(0.0)
 
+CLOCK_ALLOWANCE_S = Seconds(300.0)
+"""How far two clocks may differ: by less than this when they are kept."""
+
 SUSPECT_AFTER_BEATS = 3
 """A node is suspect when this many of its heartbeats are missing."""
 
@@ -57,7 +60,8 @@ class NodeState:
     epoch 0: no session yet. heard_at: last valid message. reported: a full status came in this boot of the node, so
     `observed` is whole. strikes: absurd reports less clean ones since; quarantined while they persist. refusal: the
     last absurdity. since: when `liveness` became what it is. revoked: its certificates are refused; it counts as lost.
-    serial, roots: of its certificate and of the CAs that it trusts, as it says.
+    serial, roots: of its certificate and of the CAs that it trusts, as it says. skew_s: our wall clock less its own, as
+    last heard; nothing is decided by it.
     """
 
     node: Node
@@ -83,6 +87,12 @@ class NodeState:
     twins: Twins | None = None
     serial: str = ""
     roots: tuple[str, ...] = ()
+    skew_s: Seconds = Seconds(0.0)
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether its clock, or ours, is wrong."""
+        return abs(self.skew_s) > CLOCK_ALLOWANCE_S
 
     @property
     def name(self) -> str:
@@ -94,10 +104,13 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class MassSilence:
-    """At least three nodes and a third of those alive fell silent in one window: their replacement is paced."""
+    """At least three nodes and a third of those alive fell silent in one window: their replacement is paced.
+
+    nodes: by name. sure: enough of them were suspect; else some are only late."""
 
     since: Elapsed
     nodes: tuple[str, ...]
+    sure: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,19 @@
 
 from dataclasses import replace
 
-from shoal.coordinator.core.fleet.checks import check_observed, check_reading, check_receipt, check_status
+from shoal.coordinator.core.fleet.checks import (
+    check_observed,
+    check_reading,
+    check_receipt,
+    check_status,
+    is_a_time,
+)
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Timing, Twins
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Reading
 from shoal.types.receipt import Receipt
-from shoal.types.units import Elapsed, Wall
+from shoal.types.units import Elapsed, Seconds, Wall
 
 QUARANTINE_AT = 3
 """Absurd reports, less the clean ones since, that put a node in quarantine; it ends when they are made up for."""
@@ -35,8 +41,12 @@ def retimed(fleet: Fleet, timing: Timing, now: Elapsed) -> Fleet:
     return replace(fleet, timing=timing, patient_until=patient_until)
 
 
-def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) -> Fleet:
-    """A session began. Until its first full status the node counts as it was last seen, unless it booted since."""
+def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall, sent_at: Wall | None = None) -> Fleet:
+    """A session began. Until its first full status the node counts as it was last seen, unless it booted since.
+
+    Only the first hello is a sign of life: who does not hear the answer says hello for ever. sent_at: by the node's
+    clock.
+    """
     known = fleet.nodes.get(node.name)
     if known is None:
         known = NodeState(node=node, heard_at=now, since=now)
@@ -47,8 +57,9 @@ def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall) ->
     receipts = {name: receipt for name, receipt in known.receipts.items() if _still_holds(receipt, node)}
     return fleet.put(
         replace(
-            _heard(known, now, wall), node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts,
-            revoked=False,
+            known, node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts, last_seen=wall,
+            heard_at=now if known.liveness is Liveness.NEVER_SEEN else known.heard_at,
+            skew_s=known.skew_s if sent_at is None else _skew(known, sent_at, wall), revoked=False,
             readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
         )
     )  # fmt: skip
@@ -72,7 +83,7 @@ def status_received(
         return fleet, (stale,)
     if status.sequence <= known.sequence:
         return fleet, ()
-    refusals = check_status(status, known.node, wall)
+    refusals = check_status(status, known.node)
     good_observed = {each.assignment: each for each in status.observed if check_observed(each) is None}
     still_there = {key: each for key, each in known.observed.items() if key not in status.gone}
     known_observed = {} if status.full else still_there
@@ -83,7 +94,8 @@ def status_received(
         sequence=status.sequence,
         version=status.version,
         observed=known_observed | kept | good_observed,
-        readings=_readings(known, status, wall),
+        readings=_readings(known, status),
+        skew_s=_skew(known, status.taken_at, wall),
         ingress=status.ingress if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,
         reported=known.reported or status.full,
@@ -96,14 +108,16 @@ def status_received(
 def receipts_received(
     fleet: Fleet, node: str, receipts: tuple[Receipt, ...], now: Elapsed, wall: Wall
 ) -> tuple[Fleet, tuple[Refusal, ...]]:
-    """Keep the receipts that can be true and are not older than what is kept; refuse the rest."""
+    """Keep the receipts that can be true and are not older than what is kept; refuse the rest. From the future is
+    what is ahead of both clocks, the node's and ours: either may be behind."""
     known = fleet.nodes.get(node)
     if known is None:
         return fleet, (Refusal(Code.NODE_UNKNOWN, node, "an enrolled node", "say hello first"),)
     kept = dict(known.receipts)
+    latest = Wall(max(wall, wall - known.skew_s))
     refusals = list[Refusal]()
     for receipt in receipts:
-        refusal = check_receipt(receipt, known.node, wall)
+        refusal = check_receipt(receipt, known.node, latest)
         if refusal is not None:
             refusals.append(refusal)
         elif receipt.device not in kept or receipt.measured_at >= kept[receipt.device].measured_at:
@@ -171,11 +185,18 @@ def _refused_keys(status: Status) -> set[str]:
     return {each.assignment for each in status.observed if check_observed(each) is not None}
 
 
-def _readings(known: NodeState, status: Status, wall: Wall) -> dict[str, Reading]:
+def _skew(known: NodeState, stamp: Wall, wall: Wall) -> Seconds:
+    """What a message that its node stamped just now tells of its clock."""
+    return Seconds(wall - stamp) if is_a_time(stamp) else known.skew_s
+
+
+def _readings(known: NodeState, status: Status) -> dict[str, Reading]:
     """Of the devices that answered their node: a device without one is lost. An absurd one leaves the last good."""
     answered = {each.device for each in status.readings}
     kept = {device: reading for device, reading in known.readings.items() if device in answered}
-    return kept | {each.device: each for each in status.readings if check_reading(each, known.node, wall) is None}
+    return kept | {
+        each.device: each for each in status.readings if check_reading(each, known.node, status.taken_at) is None
+    }
 
 
 def _has(node: Node, device: str) -> bool:

@@ -1,0 +1,194 @@
+"""A gateway and a few agents that serve one workload in virtual time, for stories with one fault at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from shoal.simulator.cluster import GIB, Cluster, Spec
+from shoal.simulator.judge import judge
+from shoal.simulator.loop import VirtualLoop, run
+from shoal.simulator.machine import Behaviour, Machine, chip
+from shoal.simulator.operators import WHO
+from shoal.simulator.scenario import digest, profile
+from shoal.simulator.world import World
+from shoal.types.codes import Code
+from shoal.types.workload import WorkloadKey
+
+GATEWAY = "gateway"
+TEXT = WorkloadKey("default", "text")
+LOAD_S = 0.5
+GIVEN_UP = {"NODE_LOST", "NODE_SUSPECT"}
+
+DOCUMENTS = """apiVersion: shoal/v1
+kind: Policy
+metadata: {{name: text}}
+spec:
+  require: {{availability: {{{replicas}}}}}
+  partition: {{{partition}}}
+---
+apiVersion: shoal/v1
+kind: Workload
+metadata: {{name: text}}
+spec:
+  model: {{source: "{model}"}}
+  policy: text
+"""
+
+
+@dataclass
+class Scene:
+    """The region, and clients who ask for its workload. partition: how its policy says so."""
+
+    world: World
+    cluster: Cluster
+    partition: str = "serve: forever"
+    answers: list[tuple[float, float, Code | None]] = field(default_factory=list)
+    """(sent, ended, the code; None: answered) of every request."""
+    codes: set[str] = field(default_factory=set)
+    """Of the region's events, once the load has ended."""
+
+    @property
+    def replicas(self) -> list[Machine]:
+        return [machine for machine in self.cluster.machines if machine.workers]
+
+    async def up(self, replicas: int) -> None:
+        model = digest(0)
+        self.cluster.operators.quota = replicas
+        await self.cluster.start()
+        await self.until(lambda: self.cluster.region is not None, 10.0, "a coordinator")
+        assert self.cluster.region is not None
+        await self.cluster.region.models.push(
+            "", self.cluster.spec.profiles[model].size_bytes, model, _no_bytes(), actor=WHO
+        )
+        await self.apply(replicas)
+        self.world.record("operator.wanted", workloads=(str(TEXT),))
+        await self.whole(60.0)
+
+    async def apply(self, replicas: int) -> None:
+        """The workload with so many replicas, each on a node of its own."""
+        assert self.cluster.region is not None
+        spread = f"replicas: {replicas}, spread: node" if replicas > 1 else "replicas: 1"
+        text = DOCUMENTS.format(model=digest(0), replicas=spread, partition=self.partition)
+        applied = await self.cluster.region.workloads.apply([("text.yaml", text)], {}, "", WHO)
+        assert not applied.planned.problems
+
+    async def until(self, condition: Callable[[], object], within_s: float, what: str) -> None:
+        deadline = self.world.now() + within_s
+        while not condition():
+            assert self.world.now() < deadline, f"not within {within_s} virtual s: {what}"
+            await asyncio.sleep(0.01)
+
+    async def whole(self, within_s: float) -> float:
+        """Virtual seconds until nothing is missing."""
+        began = self.world.now()
+        while missing := await self.cluster.missing():
+            assert self.world.now() < began + within_s, f"not whole within {within_s} virtual s: {missing}"
+            await asyncio.sleep(0.05)
+        return self.world.now() - began
+
+    @asynccontextmanager
+    async def load(self, every_s: float = 0.01, front: str = GATEWAY) -> AsyncIterator[None]:
+        """Clients at one front before, while and after the block; all that they sent is waited for."""
+        asking = asyncio.get_running_loop().create_task(self._ask(every_s, front))
+        await self.until(lambda: len(self.answers) > 50, 30.0, "answers before the fault")
+        yield
+        count = len(self.answers)
+        await self.until(lambda: len(self.answers) > count + 50, 30.0, "answers after the fault")
+        asking.cancel()
+        await asking
+        self.codes = await self.told()
+
+    async def _ask(self, every_s: float, front: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            try:
+                while True:
+                    group.create_task(self._one(front))
+                    await asyncio.sleep(every_s)
+            except asyncio.CancelledError:
+                return
+
+    async def _one(self, front: str) -> None:
+        sent = self.world.now()
+        code = await self.cluster.operators.request(front, TEXT)
+        self.answers.append((sent, self.world.now(), code))
+
+    def ready(self, machine: Machine) -> bool:
+        """Whether it has a replica that answers."""
+        return any(machine.is_ready(name) for name in machine.workers)
+
+    def starts(self) -> int:
+        return sum(event.kind == "worker.start" for event in self.world.history.events)
+
+    def last(self, kind: str) -> float:
+        """When that last happened."""
+        return max((event.at for event in self.world.history.events if event.kind == kind), default=-1.0)
+
+    def seconds_of_last_load(self) -> float:
+        return self.last("worker.ready") - self.last("worker.start")
+
+    @property
+    def failed(self) -> list[tuple[float, float, Code | None]]:
+        return [answer for answer in self.answers if answer[2] is not None]
+
+    @property
+    def lost(self) -> int:
+        return len(self.failed)
+
+    async def told(self) -> set[str]:
+        """Codes of the region's events."""
+        assert self.cluster.region is not None
+        return {str(event.code) for event in await self.cluster.region.events.past(0, 1000)}
+
+
+Story = Callable[[Scene], Awaitable[None]]
+
+
+def tell(
+    seed: int,
+    replicas: int,
+    story: Story,
+    *,
+    agents: int = 2,
+    datagrams: bool = False,
+    partition: str = "serve: forever",
+    skews: tuple[float, ...] = (),
+) -> Scene:
+    """The story in a region of its own; what the judge, the invariants or the world found fails the test.
+
+    skews: seconds by which the agents' wall clocks are ahead from the first moment."""
+    scenes: list[Scene] = []
+
+    async def whole(loop: VirtualLoop) -> None:
+        world = World(loop, seed)
+        chips = {f"edge-{number}": (chip("cpu0", 1e11, 8 * GIB),) for number in range(agents)}
+        cluster = Cluster(
+            world,
+            Spec(
+                nodes={GATEWAY: (), **chips},
+                labels={},
+                profiles={digest(0): profile(digest(0), 1e8, 2**20)},
+                behaviours={digest(0): Behaviour(load_s=LOAD_S, serve_s=0.02)},
+                datagrams=datagrams,
+            ),
+        )
+        agents_first = [machine for machine in cluster.machines if machine.chips]
+        for machine, skew in zip(agents_first, skews, strict=False):
+            machine.clock.skew = skew
+        scenes.append(Scene(world, cluster, partition))
+        try:
+            await scenes[0].up(replicas)
+            await story(scenes[0])
+        finally:
+            cluster.end()
+
+    run(whole)
+    (scene,) = scenes
+    assert scene.world.failures == [], f"seed {seed}"
+    assert judge(scene.world.history.events) == [], f"seed {seed}"
+    return scene
+
+
+async def _no_bytes() -> AsyncIterator[bytes]:
+    return
+    yield b""
