@@ -63,6 +63,12 @@ def relu() -> ModelProto:
     return model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
 
 
+def padded(size: int) -> bytes:
+    """relu() with an initializer of `size` bytes that nothing reads and no compression shortens."""
+    noise = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    return with_constant(numpy_helper.from_array(noise, "padding"))
+
+
 def with_constant(stored: TensorProto) -> bytes:
     """relu() with one more initializer, whatever it is."""
     made = relu()

@@ -35,7 +35,7 @@ def tensor(name: str, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
 
 
 @asynccontextmanager
-async def two_replicas(folder: Path, model: bytes) -> AsyncIterator[tuple[Node, GrpcClient]]:
+async def replicas(count: int, folder: Path, model: bytes) -> AsyncIterator[tuple[Node, GrpcClient]]:
     authority = Authority(folder / "ca", "west", SystemClock().wall())
     file = folder / "model.onnx"
     file.write_bytes(model)
@@ -43,9 +43,9 @@ async def two_replicas(folder: Path, model: bytes) -> AsyncIterator[tuple[Node, 
     client: GrpcClient | None = None
     try:
         await node.start()
-        await node.load("a1", KEY, file)
-        await node.load("a2", KEY, file)
-        await both(node)
+        for number in range(count):
+            await node.load(f"a{number + 1}", KEY, file)
+        await use(node, *node.models)
         client = node.grpc(authority.issue(Role.TENANT, "acme"))
         yield node, client
     finally:
@@ -54,8 +54,8 @@ async def two_replicas(folder: Path, model: bytes) -> AsyncIterator[tuple[Node, 
         await node.stop()
 
 
-async def both(node: Node) -> None:
-    await node.configure([Route(KEY, 1, (node.endpoint("a1"), node.endpoint("a2")))])
+async def use(node: Node, *names: str) -> None:
+    await node.configure([Route(KEY, 1, tuple(node.endpoint(name) for name in names))])
 
 
 async def timed(client: GrpcClient, *inputs: Tensor, request_id: str = "") -> tuple[float, str]:
@@ -74,7 +74,7 @@ def trips(count: int) -> tuple[Tensor, Tensor]:
 
 
 async def test_f38_a_run_without_end_is_told_to_terminate_and_costs_no_worker(tmp_path: Path) -> None:
-    async with two_replicas(tmp_path, onnx_models.loop(-1)) as (node, client):
+    async with replicas(2, tmp_path, onnx_models.loop(-1)) as (node, client):
         workers = [pid_of(node, name) for name in ("a1", "a2")]
         (away, code), others = await asyncio.gather(
             timed(client, *trips(2**60)), asyncio.gather(*(timed(client, *trips(n)) for n in range(1, 9)))
@@ -91,7 +91,7 @@ async def test_f38_a_run_without_end_is_told_to_terminate_and_costs_no_worker(tm
 
 
 async def test_f38_an_operator_that_does_not_return_is_killed_and_its_neighbours_go_elsewhere(tmp_path: Path) -> None:
-    async with two_replicas(tmp_path, onnx_models.square()) as (node, client):
+    async with replicas(3, tmp_path, onnx_models.square()) as (node, client):
         small, huge = (tensor("n", np.array([n, n], np.int64)) for n in (2, 8000))
         stuck = asyncio.create_task(timed(client, huge))
         await until(lambda: _inside(node), 5.0, "it to be inside")
@@ -106,7 +106,7 @@ async def test_f38_an_operator_that_does_not_return_is_killed_and_its_neighbours
 
 
 async def test_f38_a_stopped_worker_is_left_within_two_seconds(tmp_path: Path) -> None:
-    async with two_replicas(tmp_path, onnx_models.loop(-1)) as (node, client):
+    async with replicas(2, tmp_path, onnx_models.loop(-1)) as (node, client):
         for n in range(1, 21):
             await timed(client, *trips(n))
         os.kill(pid_of(node, "a1"), signal.SIGSTOP)
@@ -143,7 +143,7 @@ async def reload(node: Node, model: Path, known: Callable[[], int], before: int)
 
 @pytest.mark.parametrize("beside", [0, 6])
 async def test_f40_a_query_of_death_costs_two_workers_and_is_then_refused(tmp_path: Path, beside: int) -> None:
-    async with two_replicas(tmp_path, onnx_models.divide()) as (node, client):
+    async with replicas(2, tmp_path, onnx_models.divide()) as (node, client):
         stop = asyncio.Event()
         codes: list[str] = []
 
@@ -166,8 +166,8 @@ async def test_f40_a_query_of_death_costs_two_workers_and_is_then_refused(tmp_pa
 
 async def test_f40_sent_again_and_again_it_still_costs_two_workers(tmp_path: Path) -> None:
     """Only one replica at a time, brought back after each crash: no retry, so each crash ends another call."""
-    async with two_replicas(tmp_path, onnx_models.divide()) as (node, client):
-        await node.configure([Route(KEY, 1, (node.endpoint("a1"),))])
+    async with replicas(2, tmp_path, onnx_models.divide()) as (node, client):
+        await use(node, "a1")
         told = []
         for number in range(6):
             before = len(node.exits)
@@ -175,9 +175,9 @@ async def test_f40_sent_again_and_again_it_still_costs_two_workers(tmp_path: Pat
             told.append(code)
             if code == Code.WORKER_CRASHED:
                 await reload(node, tmp_path / "model.onnx", lambda: len(node.exits), before)
-                await node.configure([Route(KEY, 1, (node.endpoint("a1"),))])
+                await use(node, "a1")
         assert told == [Code.WORKER_CRASHED, *[Code.REQUEST_CRASHED_WORKER] * 5]
         await until(lambda: len(node.exits) == 2, 5.0, "the second worker's end")
-        await both(node)
+        await use(node, "a1", "a2")
         assert (await timed(client, *sound(7)))[1] == "", "who sends something else is served"
         record("F40", "P", 1, sent=6, workers_lost=2)

@@ -1,12 +1,10 @@
 """`shoal dev break NAME cut | slow | fill | heal` on a region as a person has it, under load."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from harness.crafted import relu
-from harness.onnx_models import padded
+from harness.crafted import padded
 from harness.stack import Load, Stack, documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.devstack.keeper import FILLED_BYTES
@@ -55,7 +53,7 @@ def test_cut_is_silence_and_heal_is_all_there_is_to_do(pair: Stack) -> None:
 
 
 def test_fill_is_a_full_disk_for_what_is_new(pair: Stack) -> None:
-    large = padded(relu(), 4 * FILLED_BYTES)
+    large = padded(4 * FILLED_BYTES)
     pair.push(large, "large")
     pair.control.hurt("edge-npu", "fill")
     assert broken(pair, "edge-npu") == {"fill"}
@@ -74,10 +72,10 @@ def test_fill_is_a_full_disk_for_what_is_new(pair: Stack) -> None:
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
 
 
-def test_slow_is_slow(pair: Stack, tmp_path: Path) -> None:
+def test_slow_is_slow(pair: Stack) -> None:
     """The model's bytes share the line; a heartbeat still gets through."""
     last = pair.events()[-1].sequence
-    pair.push(padded(relu(), 2**18), "large")
+    pair.push(padded(2**18), "large")
     pair.control.hurt("edge-npu", "slow")
     pair.apply(documents(policy("there", on_nodes(["edge-npu"])), workload("large", "large", "there")))
     pair.serves("large")

@@ -105,8 +105,8 @@ class DataPlane:
         self._at: defaultdict[str, set[_Flight]] = defaultdict(set)
         self._condemned = Condemned()
         self._suspects = Suspects()
-        self._alone = asyncio.Lock()
-        """Of suspects: together with others of their kind, another crash would not tell who is to blame."""
+        self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of suspects, by replica: two of them there, and another crash would not tell who is to blame."""
         self._inside: Counter[WorkloadKey] = Counter()
         self._of_tenant: Counter[str] = Counter()
         self._bytes = 0
@@ -299,16 +299,19 @@ class DataPlane:
         return self._suspects.crashed_with(flight.digest, self._clock.now()) if self._suspects else None
 
     async def _attempt_alone(self, endpoint: Endpoint, flight: _Flight) -> bytes:
-        """As `_attempt`, with no other suspect under way. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
+        """As `_attempt`, with no other suspect there. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
+        alone = self._alone[endpoint.assignment]
         try:
             async with asyncio.timeout(flight.expires - self._clock.now()):
-                await self._alone.acquire()
+                await alone.acquire()
         except TimeoutError as error:
             raise _late() from error
         try:
             return await self._attempt(endpoint, flight, Seconds(flight.expires - self._clock.now()))
         finally:
-            self._alone.release()
+            alone.release()
+            if not self._suspects:
+                self._alone.clear()
 
     async def _attempt(self, endpoint: Endpoint, flight: _Flight, left: Seconds) -> bytes:
         """One replica, once. Raises AttemptFailed; what happened is noted in the replica's health."""

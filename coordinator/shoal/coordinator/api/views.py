@@ -13,6 +13,7 @@ from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.workloads.model import Wait
+from shoal.coordinator.core.workloads.routes import is_seen
 from shoal.policies import Problem
 from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
 from shoal.types.codes import Code, Refusal
@@ -146,7 +147,7 @@ def placement_views(
 ) -> list[operator_pb2.PlacementView]:
     """plan: where predictions come from; None: without."""
     predictions = _predictions(plan)
-    routed = _routed(controller.desired)
+    routed = _routed(controller.desired, fleet)
     views = []
     for node, desired in sorted(controller.desired.items()):
         state = fleet.nodes.get(node)
@@ -299,14 +300,14 @@ def _predictions(plan: Plan | None) -> dict[tuple[str, str, str], Prediction]:
     }
 
 
-def _routed(desired: Mapping[str, DesiredSet]) -> frozenset[str]:
-    """Assignments that some front is told to send to."""
+def _routed(desired: Mapping[str, DesiredSet], fleet: Fleet) -> frozenset[str]:
+    """Assignments that some front is told to send to. What a node that is not seen does with its own is its own."""
     return frozenset(
         endpoint.assignment
-        for each in desired.values()
+        for node, each in desired.items()
         for route in each.routes
         for endpoint in route.endpoints
-        if endpoint.weight > 0
+        if endpoint.weight > 0 and (endpoint.node != node or is_seen(fleet.nodes.get(node)))
     )
 
 

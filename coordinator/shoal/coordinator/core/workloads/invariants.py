@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.workloads.model import Content, Memory, Stage, Wait
+from shoal.coordinator.core.workloads.routes import is_seen
 from shoal.types.assignment import Assignment, Observed, Phase, Version
 from shoal.types.codes import Code
 from shoal.types.device import DeviceKind
@@ -118,13 +119,9 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
                     yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.kind} from {name}")
                 if assignment.draining:
                     yield Violation("I4", subject, f"{endpoint.assignment} is draining")
-                if endpoint.node != name or _is_seen(snapshot, name):  # a node unseen judges its own replicas itself
+                # A node that is not seen judges its own replicas itself.
+                if endpoint.node != name or is_seen(snapshot.fleet.nodes.get(name)):
                     yield from _answers(snapshot, subject, endpoint.node, endpoint.assignment)
-
-
-def _is_seen(snapshot: Snapshot, node: str) -> bool:
-    state = snapshot.fleet.nodes.get(node)
-    return state is not None and state.liveness is Liveness.READY and state.reported
 
 
 def _answers(snapshot: Snapshot, subject: str, node: str, assignment: str) -> Iterator[Violation]:

@@ -52,14 +52,18 @@ def routes(
     held: what `node` is assigned. While it is not seen, no other is sent to it; but its own replicas stay its own:
     whether they take requests its front knows, and this is what it meets first when its link is back.
     """
-    unseen = state is None or state.liveness is not Liveness.READY or not state.reported
-    own = [each for each in held if unseen and not each.draining]
+    own = [each for each in held if not is_seen(state) and not each.draining]
     return tuple(
         _as_taken(
             node, tables[str(each.workload)], each.workload, [one for one in own if one.workload == each.workload]
         )
         for each in sorted(plan.workloads, key=lambda each: each.workload)
     )
+
+
+def is_seen(state: NodeState | None) -> bool:
+    """Whether what the coordinator knows of the node's replicas is what they are now."""
+    return state is not None and state.liveness is Liveness.READY and state.reported
 
 
 def _as_taken(node: str, table: Table, key: WorkloadKey, own: Sequence[Assignment]) -> Route:
