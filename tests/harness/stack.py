@@ -124,14 +124,19 @@ class Stack:
         return [row for row in rows if name in ("", row.assignment.workload.name)]
 
     def serves(self, name: str, replicas: int = 1) -> list[operator_pb2.PlacementView]:
-        """Its placements, once that many serve, routes lead to them and nothing is on its way in or out."""
+        """Its placements, once that many serve, nothing is on its way in or out, and every front has heard of it."""
 
         def settled() -> list[operator_pb2.PlacementView]:
             rows = self.placements(name)
             still = all(row.routed and not row.assignment.draining for row in rows)
-            return rows if still and len(rows) == replicas else []
+            return rows if still and len(rows) == replicas and self.all_heard() else []
 
         return wait_until(settled, PATIENCE_S, f"{replicas} replicas of {name} to serve", every_s=0.1)
+
+    def all_heard(self) -> bool:
+        """Whether every node that is there has its newest desired set."""
+        with self.api() as api:
+            return all(view.observed == view.desired for view in api.get("nodes").nodes if view.liveness == "ready")
 
     def forget(self, *names: str, tenant: str = "default") -> None:
         """Deletes those of these workloads that there are; nothing of them is left when this returns."""
