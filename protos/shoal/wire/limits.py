@@ -35,6 +35,8 @@ LINK: Final = Patience(connect_s=5.0, ping_s=1.0, lost_s=1.9, stuck_s=1.9, idle=
 PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, stuck_s=1.0, idle=False)
 """Between fronts of one region: a request moves on to another replica within 1 s when the way there breaks, within 2 s
 when the peer is stopped."""
+BULK: Final = Patience(connect_s=5.0, ping_s=10.0, lost_s=20.0, stuck_s=30.0, idle=False)
+"""Of whoever fetches much over a line that may be slow: a ping waits behind all that is on its way."""
 
 HANDSHAKE_S: Final = 10.0
 """Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""

@@ -12,7 +12,7 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import Identity, dns_of, identity_of_pem
-from shoal.wire.limits import channel_options
+from shoal.wire.limits import LINK, Patience, channel_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def coordinator_name(region: str) -> str:
     return dns_of(region, Role.COORDINATOR, "coordinator")
 
 
-def open_channel(files: Files, address: str, max_bytes: int) -> grpc.aio.Channel:
+def open_channel(files: Files, address: str, max_bytes: int, patience: Patience = LINK) -> grpc.aio.Channel:
     """Raises ShoalError(UNAUTHENTICATED)."""
     credentials = grpc.ssl_channel_credentials(
         root_certificates=_read(files.ca),
@@ -52,7 +52,8 @@ def open_channel(files: Files, address: str, max_bytes: int) -> grpc.aio.Channel
         certificate_chain=_read(files.certificate),
     )
     server_name = coordinator_name(files.identity().region)
-    return grpc.aio.secure_channel(address, credentials, channel_options(max_bytes, server_name=server_name))
+    options = channel_options(max_bytes, server_name=server_name, patience=patience)
+    return grpc.aio.secure_channel(address, credentials, options)
 
 
 async def check_coordinator(files: Files, address: str, wall: Wall) -> Refusal | None:

@@ -14,7 +14,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, link_pb2, link_pb2_grpc
 from shoal.wire import nouns
-from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES
+from shoal.wire.limits import BULK, CHUNK_BYTES, LINK_BYTES
 from shoal.wire.status import refusal_of
 
 WELCOME_S: Final = 10.0
@@ -103,7 +103,7 @@ class GrpcModels:
 
     async def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | ...)."""
-        async with open_channel(self._files, self._address, 2 * CHUNK_BYTES + LINK_BYTES) as channel:
+        async with open_channel(self._files, self._address, 2 * CHUNK_BYTES + LINK_BYTES, BULK) as channel:
             call = artifacts_pb2_grpc.ArtifactsStub(channel).Fetch(
                 artifacts_pb2.FetchRequest(digest=digest, offset=offset)
             )
