@@ -5,6 +5,7 @@ Who reads or sends slowly keeps a place only for as long as nobody waits for it.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -22,35 +23,37 @@ BYTES_PER_CALLER: Final = 4 * MAX_MESSAGE
 """Of answers that it has not taken yet; always room for one."""
 GRACE_S: Final = 10.0
 """For one message, when another waits for its place."""
+PATIENCE_S: Final = GRACE_S + 2.0
+"""For a place: whoever was inside when one came to wait has been sent away by then."""
 MOST_S: Final = 60.0
 """For one message in any case."""
 
 
 class _Places:
-    """So many at once. Where all are taken, all have no more than GRACE_S from when they came in."""
+    """So many at once. Where all are taken, all have no more than GRACE_S from when they came in.
+
+    A place that comes free goes to the caller that has fewest: who asks for many does not stand before others.
+    """
 
     def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(count)
+        self._free = count
+        self._taken: Counter[str] = Counter()
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._inside: dict[asyncio.Timeout, float] = {}
 
-    async def __aenter__(self) -> bool:
-        """Whether there was a crowd. Raises Refused(OVERLOADED) when no place comes free in GRACE_S."""
-        if not self._free.locked():
-            await self._free.acquire()
-            return False
-        now = asyncio.get_running_loop().time()
-        for limit, since in self._inside.items():
-            if not limit.expired():
-                limit.reschedule(max(now, since + GRACE_S))
+    @asynccontextmanager
+    async def taken(self, caller: str) -> AsyncIterator[bool]:
+        """Whether there was a crowd. Raises Refused(OVERLOADED) when no place comes free in PATIENCE_S."""
+        crowd = not self._free
+        if crowd:
+            await self._wait(caller)
+        else:
+            self._free -= 1
+            self._taken[caller] += 1
         try:
-            async with asyncio.timeout(GRACE_S):
-                await self._free.acquire()
-        except TimeoutError as error:
-            raise _too_much("messages that do not arrive, in every place", "a free place") from error
-        return True
-
-    async def __aexit__(self, *_error: object) -> None:
-        self._free.release()
+            yield crowd
+        finally:
+            self._give_back(caller)
 
     @contextmanager
     def limited(self, limit: asyncio.Timeout) -> Iterator[None]:
@@ -59,6 +62,40 @@ class _Places:
             yield
         finally:
             del self._inside[limit]
+
+    async def _wait(self, caller: str) -> None:
+        """Returns with the place taken."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for limit, since in self._inside.items():
+            if not limit.expired():
+                limit.reschedule(max(now, since + GRACE_S))
+        turn = loop.create_future()
+        self._waiting.append((caller, turn))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await turn
+        except (asyncio.CancelledError, TimeoutError) as error:
+            if not turn.cancelled():  # it was given the place just then
+                self._give_back(caller)
+            else:
+                self._waiting.remove((caller, turn))
+            if isinstance(error, TimeoutError):
+                raise _too_much("messages that do not arrive, in every place", "a free place") from error
+            raise
+
+    def _give_back(self, caller: str) -> None:
+        self._taken[caller] -= 1
+        if not self._taken[caller]:
+            del self._taken[caller]
+        waiting = [(other, turn) for other, turn in self._waiting if not turn.done()]
+        if not waiting:
+            self._free += 1
+            return
+        other, turn = min(waiting, key=lambda one: self._taken[one[0]])
+        self._waiting.remove((other, turn))
+        self._taken[other] += 1
+        turn.set_result(None)
 
 
 @dataclass(slots=True)
@@ -101,9 +138,10 @@ class Intake:
         """Inside `call`: while one message is read. Raises ShoalError(TOO_SLOW) when that takes too long."""
         own, shared = self._held[caller].places, self._places
         try:
-            async with own as mine, shared as ours, asyncio.timeout(GRACE_S if mine or ours else most_s) as limit:
-                with own.limited(limit), shared.limited(limit):
-                    yield
+            async with own.taken(caller) as mine, shared.taken(caller) as ours:
+                async with asyncio.timeout(GRACE_S if mine or ours else most_s) as limit:
+                    with own.limited(limit), shared.limited(limit):
+                        yield
         except TimeoutError as error:
             raise refuse(Code.TOO_SLOW, "a message that does not arrive", "bytes in time", "send it faster") from error
 

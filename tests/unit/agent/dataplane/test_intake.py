@@ -15,6 +15,7 @@ from shoal.types.codes import Code, ShoalError
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.1)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.15)
     monkeypatch.setattr(module, "MOST_S", 30.0)
 
 
@@ -67,10 +68,24 @@ async def test_a_slow_caller_costs_others_nothing() -> None:
         assert await quickly(intake, "victim") < 0.05
 
 
-async def test_many_slow_callers_give_way_within_the_grace() -> None:
+async def test_many_slow_callers_give_way_within_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The victim is neither refused nor behind those who came before it and already have places."""
+    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
     intake = Intake()
-    async with running(*(drip(intake, f"slow-{n % 8}") for n in range(8 * PLACES_PER_CALLER))):
-        assert await quickly(intake, "victim") < 2.0
+    async with running(*(drip(intake, f"slow-{n % 8}") for n in range(8 * PLACES_PER_CALLER))) as tasks:
+        await quickly(intake, "victim")
+        assert sum(task.done() for task in tasks) <= module.PLACES, "only those of the first turn have gone"
+
+
+async def test_who_stops_waiting_takes_no_place_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
+    intake = Intake()
+    for _ in range(3):
+        async with running(*(drip(intake, f"slow-{n % 8}") for n in range(8 * PLACES_PER_CALLER))):
+            pass
+    async with running(*(drip(intake, f"slow-{n % 8}") for n in range(module.PLACES - 1))) as tasks:
+        await quickly(intake, "victim")
+        assert not any(task.done() for task in tasks), "there was a place for everybody"
 
 
 async def test_who_finds_no_place_is_told_in_time() -> None:
