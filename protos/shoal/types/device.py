@@ -98,3 +98,5 @@ class Node:
     """host:port of the gRPC port for bearer tokens (server TLS only)."""
     metrics_address: str
     boot_id: str
+    unconfined: tuple[str, ...] = ()
+    """What workers of this node cannot be kept from, in words."""

@@ -207,6 +207,7 @@ class Node(_message.Message):
     TOKEN_ADDRESS_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
+    UNCONFINED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     role: _builtins.str
@@ -224,6 +225,8 @@ class Node(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Device]: ...
+    @_builtins.property
+    def unconfined(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -242,10 +245,11 @@ class Node(_message.Message):
         token_address: _builtins.str = ...,
         metrics_address: _builtins.str = ...,
         boot_id: _builtins.str = ...,
+        unconfined: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "devices", b"devices", "grpc_address", b"grpc_address", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "rest_address", b"rest_address", "role", b"role", "token_address", b"token_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "arch", b"arch", "boot_id", b"boot_id", "devices", b"devices", "grpc_address", b"grpc_address", "labels", b"labels", "memory_bytes", b"memory_bytes", "memory_limit_bytes", b"memory_limit_bytes", "metrics_address", b"metrics_address", "name", b"name", "os", b"os", "region", b"region", "rest_address", b"rest_address", "role", b"role", "token_address", b"token_address", "unconfined", b"unconfined"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

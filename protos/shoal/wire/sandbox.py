@@ -1,12 +1,18 @@
 """What a process gives up before it reads strangers' bytes: the network, other files, other processes, privileges.
 
 Agents (workers) and coordinators (inspection) keep their keys under the user that these processes run as, so ordinary
-permissions do not part them: Landlock does, with namespaces for the network. Linux on any architecture whose system
-calls from 424 on are numbered alike (all but Alpha).
+permissions do not part them: Landlock does, with namespaces for the network. Neither keeps a process from a Unix socket
+whose path it knows (a container engine's, the message bus), so system calls are filtered: nothing is dialled, only
+answered. Linux; Landlock on any architecture whose system calls from 424 on are numbered alike (all but Alpha), the
+filter on x86-64 and ARM64.
 """
 
 import ctypes
+import errno
+import json
 import os
+import platform
+import struct
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -24,6 +30,23 @@ _SCOPED: Final = 0b11
 _SCOPED_SINCE: Final = 6
 _HANDLED: Final = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF}
 """Every file right that a version of Landlock can refuse."""
+
+_SYSTEM_CALLS: Final = {
+    "x86_64": (0xC000003E, 41, (42, 101, 248, 249, 250, 272, 298, 308, 310, 311, 321, 323, 425)),
+    "aarch64": (0xC00000B7, 198, (203, 117, 217, 218, 219, 97, 241, 268, 270, 271, 280, 282, 425)),
+}
+"""By machine: the kernel's number of it, socket, and what is refused: connect, ptrace, add_key, request_key, keyctl,
+unshare, perf_event_open, setns, process_vm_readv, process_vm_writev, bpf, userfaultfd, io_uring_setup."""
+_OTHER_ABI: Final = 0x40000000
+"""Calls from here on are those of x32."""
+_UNIX: Final = 1
+_KINDS_OF_SOCKET: Final = (1, 5)
+"""Streams and packets, which say nothing before they are connected; datagrams do."""
+_PR_SET_SECCOMP: Final = 22
+_SECCOMP_MODE_FILTER: Final = 2
+_ALLOW: Final = 0x7FFF0000
+_REFUSE: Final = 0x00050000 | errno.EPERM
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 
 _CLONE_NEWUSER: Final = 0x10000000
 _CLONE_NEWNET: Final = 0x40000000
@@ -69,8 +92,24 @@ def enter(grants: Mapping[Path, Access]) -> tuple[str, ...]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    refused = (_leave_network(libc), _leave_files(libc, grants), _drop_capabilities(libc))
+    refused = (_leave_network(libc), _leave_files(libc, grants), _drop_capabilities(libc), _dial_nobody(libc))
     return tuple(each for each in refused if each)
+
+
+def lacking() -> tuple[str, ...]:
+    """What `enter` would not do on this machine, in words: tried in a child. Only for a process with one thread."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, json.dumps(enter({})).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        told = answer.read()
+    os.waitpid(child, 0)
+    return tuple(str(each) for each in json.loads(told)) if told else ("anything: the trial ended without a word",)
 
 
 def runtime() -> dict[Path, Access]:
@@ -136,3 +175,44 @@ def _drop_capabilities(libc: ctypes.CDLL) -> str:
     if libc.capset(ctypes.byref(head), ctypes.byref(nothing)) != 0:
         return f"capabilities: {os.strerror(ctypes.get_errno())}"
     return ""
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
+
+
+def _dial_nobody(libc: ctypes.CDLL) -> str:
+    calls = _SYSTEM_CALLS.get(platform.machine())
+    if calls is None:
+        return f"system calls: no filter for {platform.machine()}"
+    steps = _filter(*calls)
+    program = _Filter(len(steps) // 8, steps)
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+        return f"system calls: {os.strerror(ctypes.get_errno())}"
+    return ""
+
+
+def _filter(machine: int, socket: int, refused: tuple[int, ...]) -> bytes:
+    """A classic BPF program over `struct seccomp_data`: number at 0, machine at 4, arguments at 16, 8 bytes each."""
+    number, arguments = 0, 16
+    # (code, value, how many steps to skip when it holds, when not); at the end: allow, then refuse
+    tail = len(refused) + 8
+    steps = [
+        (_LOAD, 4, 0, 0),
+        (_IF_EQUAL, machine, 0, tail + 2),
+        (_LOAD, number, 0, 0),
+        (_IF_AT_LEAST, _OTHER_ABI, tail, 0),
+    ]
+    steps += [(_IF_EQUAL, call, tail - 1 - at, 0) for at, call in enumerate(refused)]
+    steps += [
+        (_IF_EQUAL, socket, 0, 6),
+        (_LOAD, arguments, 0, 0),
+        (_IF_EQUAL, _UNIX, 0, 5),
+        (_LOAD, arguments + 8, 0, 0),
+        (_AND, 0xF, 0, 0),
+        (_IF_EQUAL, _KINDS_OF_SOCKET[0], 1, 0),
+        (_IF_EQUAL, _KINDS_OF_SOCKET[1], 0, 1),
+        (_RETURN, _ALLOW, 0, 0),
+        (_RETURN, _REFUSE, 0, 0),
+    ]
+    return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in steps)

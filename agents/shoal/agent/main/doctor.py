@@ -14,6 +14,7 @@ from shoal.agent.journal.slots import unverified
 from shoal.agent.link.credentials import Files, check_coordinator
 from shoal.agent.main.drivers import installed
 from shoal.agent.ports import DriverOptions
+from shoal.agent.worker import confinement
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import show_bytes
 from shoal.wire.identity import check_validity
@@ -45,6 +46,7 @@ def _checks(state_dir: Path, coordinator: str) -> tuple[tuple[str, Callable[[], 
         ("key", lambda: _key(files)),
         ("journal", lambda: _journal(state_dir / "journal")),
         ("disk", lambda: _disk(state_dir)),
+        ("sandbox", _sandbox),
         ("devices", lambda: _devices(clock)),
         ("coordinator", lambda: _coordinator(files, coordinator or enrolment.load(state_dir).coordinator, clock)),
     )
@@ -93,6 +95,18 @@ def _disk(state_dir: Path) -> Finding:
             f"free space for {state_dir}",
         )
     return f"{show_bytes(free)} free"
+
+
+def _sandbox() -> Finding:
+    lacking = confinement.lacking()
+    if lacking:
+        return Refusal(
+            Code.NOT_CONFINED,
+            f"workers here cannot be kept from: {'; '.join(lacking)}",
+            "workers without network, others' files, other processes and more memory than theirs",
+            "see docs/guides/hardening.md",
+        )
+    return "workers have no network, no files but theirs, no other processes, and a limit on memory"
 
 
 def _devices(clock: SystemClock) -> Finding:

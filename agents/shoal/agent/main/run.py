@@ -5,6 +5,7 @@ import json
 import secrets
 import signal
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 
 from shoal.agent.cache.directory import DirectoryCache
@@ -28,6 +29,7 @@ from shoal.agent.ports import Clock, DriverOptions, Log
 from shoal.agent.supervisor import Settings, Supervisor
 from shoal.agent.telemetry import metrics
 from shoal.agent.telemetry.log import StructuredLog
+from shoal.agent.worker import confinement
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
@@ -53,12 +55,15 @@ def run(config: Config) -> int:
             "join with a token for it",
         )
     logs.configure(process="supervisor")
+    unconfined = confinement.lacking() if config.role is Role.AGENT else ()
     with enrolment.alone(config.state_dir):
-        asyncio.run(_serve(config, member, files, identity))
+        asyncio.run(_serve(config, member, files, identity, unconfined))
     return 0
 
 
-async def _serve(config: Config, member: enrolment.Member, files: Files, identity: Identity) -> None:
+async def _serve(
+    config: Config, member: enrolment.Member, files: Files, identity: Identity, unconfined: tuple[str, ...]
+) -> None:
     log = StructuredLog(node=identity.name, region=identity.region)
     timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
     clock = timekeeper.clock
@@ -89,7 +94,7 @@ async def _serve(config: Config, member: enrolment.Member, files: Files, identit
         learned=lambda wall: timekeeper.confirm("enrolment", wall),
     )
     options = DriverOptions(emulate=config.emulate, time_scale=config.time_scale)
-    node = _node(config, member, identity, listening, metrics_port)
+    node = replace(_node(config, member, identity, listening, metrics_port), unconfined=unconfined)
     supervisor = Supervisor(
         settings=Settings(),
         node=node,

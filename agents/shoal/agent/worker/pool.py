@@ -27,6 +27,7 @@ from shoal.agent.ports import (
     WorkerReady,
     WorkerStats,
 )
+from shoal.agent.worker.groups import Groups
 from shoal.agent.worker.messages import (
     SLOTS,
     LoadOrder,
@@ -122,6 +123,7 @@ class ProcessWorkers:
         self._choosing = asyncio.Lock()
         self._loads = asyncio.Semaphore(self._options.loads_at_once)
         self._oom_kills = oom_kills()
+        self._groups = Groups.find()
         self._closed = False
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / SLOTS).mkdir(mode=0o700, exist_ok=True)
@@ -215,6 +217,7 @@ class ProcessWorkers:
                     process.assignments[assignment.id] = assignment
                 replica = self._replicas[assignment.id] = _Replica(process)
                 process.save()
+                self._limit_memory(process)
                 async with process.loading:
                     await self._load(replica, order)
         except ConnectionLost:
@@ -315,7 +318,7 @@ class ProcessWorkers:
         self._end(process)
 
     async def _adopt_one(self, record: Path) -> tuple[WorkerAdopted, ...]:
-        process = WorkerProcess.find(record, self._exited)
+        process = WorkerProcess.find(record, self._groups, self._exited)
         if process is None:
             return ()
         try:
@@ -381,7 +384,9 @@ class ProcessWorkers:
 
     def _keep_spare(self) -> None:
         if self._spare is None and not self._closed:
-            self._spare = WorkerProcess.spawn(self._folder, self._models, self._options.orphan_after_s, self._exited)
+            self._spare = WorkerProcess.spawn(
+                self._folder, self._models, self._options.orphan_after_s, self._groups, self._exited
+            )
             self._spare_ready = self._task(self._greet(self._spare))
 
     async def _greet(self, process: WorkerProcess) -> None:
@@ -405,7 +410,6 @@ class ProcessWorkers:
             raise refuse(Code.DEVICE_LOST, assignment.device, "a device of this node", "it is placed elsewhere")
         options = self._options
         slots = (str(self._folder / SLOTS / f"{device.name}-{n}.lock") for n in range(device.parallelism))
-        limit = options.memory_floor + options.memory_slack * assignment.memory_bytes if assignment.memory_bytes else 0
         return LoadOrder(
             assignment=assignment.id,
             shared_by=assignment.workload.tenant if assignment.shared_worker else "",
@@ -416,7 +420,7 @@ class ProcessWorkers:
             threads=options.threads,
             runners=max(1, device.parallelism),
             queue=options.queue,
-            memory_bytes=int(limit),
+            memory_bytes=self._allowed(assignment),
             max_request_bytes=options.max_request_bytes,
             warm_up_s=options.warm_up_s,
             work=assignment.work,
@@ -425,6 +429,19 @@ class ProcessWorkers:
             meters=_meters(device),
             visible=_cuda_uuid(device),
         )
+
+    def _allowed(self, assignment: Assignment) -> int:
+        """Bytes that it may add to its worker; 0: as many as there are."""
+        options = self._options
+        return int(options.memory_floor + options.memory_slack * assignment.memory_bytes) * bool(
+            assignment.memory_bytes
+        )
+
+    def _limit_memory(self, process: WorkerProcess) -> None:
+        """To the sum of what it holds, as the worker does for itself, or to what it may take already: what was unloaded
+        may lie in it still, and a limit below that kills."""
+        parts = [self._allowed(assignment) for assignment in process.assignments.values()]
+        process.limit_memory(sum(parts) if all(parts) else 0)
 
     def _profiled(self, device: Device) -> Probed:
         pace = self._pace(device.name)

@@ -13,12 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+import structlog
+
 from shoal.agent.frames import FrameClient, Push, start_time
+from shoal.agent.worker.groups import Group, Groups
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.wire.private import write_private
 
+_log = structlog.get_logger(__name__)
 _OWN_SIGNALS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP}
 )
@@ -44,6 +48,7 @@ class WorkerProcess:
         pid: int,
         popen: subprocess.Popen[bytes] | None,
         on_exit: Callable[["WorkerProcess"], None],
+        group: Group | None = None,
     ) -> None:
         self.name = name
         self.nonce = nonce
@@ -66,15 +71,22 @@ class WorkerProcess:
         self._busy = folder / f"{name}.busy"
         self._popen = popen
         self._on_exit = on_exit
+        self._group = group
         self._pidfd = os.pidfd_open(pid)
         self.start_time = start_time(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
 
     @classmethod
     def spawn(
-        cls, folder: Path, models: Path, orphan_after_s: float, on_exit: Callable[["WorkerProcess"], None]
+        cls,
+        folder: Path,
+        models: Path,
+        orphan_after_s: float,
+        groups: Groups,
+        on_exit: Callable[["WorkerProcess"], None],
     ) -> Self:
-        """Raises OSError. The nonce goes through standard input: arguments and environment can be read by others."""
+        """Raises OSError. The nonce goes through standard input: arguments and environment can be read by others. It
+        waits for that, and is in its group by then."""
         name, nonce = f"worker-{secrets.token_hex(4)}", secrets.token_hex(16)
         command = [sys.executable, "-P", "-m", "shoal.agent.worker.main"]
         command += ["--socket", str(folder / f"{name}.sock"), "--models", str(models)]
@@ -91,23 +103,27 @@ class WorkerProcess:
             )
         assert popen.stdin is not None
         with suppress(BrokenPipeError), popen.stdin:
+            group = _grouped(groups, name, popen.pid)
             popen.stdin.write(nonce.encode() + b"\n")
-        process = cls(folder, name, nonce, popen.pid, popen, on_exit)
+        process = cls(folder, name, nonce, popen.pid, popen, on_exit, group)
         process.save()
         return process
 
     @classmethod
-    def find(cls, record: Path, on_exit: Callable[["WorkerProcess"], None]) -> Self | None:
+    def find(cls, record: Path, groups: Groups, on_exit: Callable[["WorkerProcess"], None]) -> Self | None:
         """The process that this record is about; None (and its files removed) when it is no more."""
+        group = groups.named(record.stem)
         try:
             told = json.loads(record.read_text())
-            process = cls(record.parent, record.stem, str(told["nonce"]), int(told["pid"]), None, on_exit)
+            process = cls(record.parent, record.stem, str(told["nonce"]), int(told["pid"]), None, on_exit, group)
         except (OSError, ValueError, KeyError, TypeError):
+            group.remove()
             _remove(record)
             return None
         if process.start_time != told.get("start_time"):
             # another process has the number by now
             process.forget()
+            group.remove()
             _remove(record)
             return None
         with suppress(ShoalError):  # written by another version: then it cannot be adopted, only ended
@@ -146,7 +162,18 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             await self.gone.wait()
         await self._hang_up()
+        if self._group is not None:
+            self._group.remove()
         _remove(self._record)
+
+    def limit_memory(self, models_bytes: int) -> None:
+        """What its group may take for its models; 0: as much as there is."""
+        if self._group is None:
+            return
+        try:
+            self._group.limit_memory(models_bytes)
+        except OSError as error:
+            _log.warning("memory_not_limited", worker=self.name, reason=str(error))
 
     async def leave(self) -> None:
         """Lets it run on for another supervisor."""
@@ -280,6 +307,19 @@ def oom_kills() -> int:
         if line.startswith("oom_kill "):
             return int(line.split()[1])
     return 0
+
+
+def _grouped(groups: Groups, name: str, pid: int) -> Group | None:
+    """Where that fails the worker runs without: its own limit is left."""
+    try:
+        group = groups.make(name)
+        if group is not None:
+            group.add(pid)
+    except OSError as error:
+        _log.warning("not_isolated", worker=name, reason=f"control group: {error}")
+        groups.named(name).remove()
+        return None
+    return group
 
 
 def _remove(record: Path) -> None:

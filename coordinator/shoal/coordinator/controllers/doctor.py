@@ -11,6 +11,7 @@ from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.workloads.invariants import check
 from shoal.coordinator.ports import Store
 from shoal.types.codes import Code, Refusal
+from shoal.types.device import Node
 
 REGION: Final = "region"
 AGENT: Final = "agent"
@@ -59,6 +60,8 @@ async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
     yield Check(REGION, "a gateway answers", _gateway(nodes))
     for state in nodes:
         yield Check(AGENT, f"node {state.name}", _node(state))
+        if state.node.devices:
+            yield Check(AGENT, f"node {state.name} {_confines(state.node)}", None)
 
 
 def _audit(entries: Sequence[AuditEntry]) -> Refusal | None:
@@ -72,6 +75,11 @@ def _gateway(nodes: Sequence[NodeState]) -> Refusal | None:
     if any(not state.node.devices and state.liveness is Liveness.READY for state in nodes):
         return None
     return Refusal(Code.NODE_NOT_READY, "none", "at least one", "start one: shoal-agent run --role gateway")
+
+
+def _confines(node: Node) -> str:
+    """No failure: whether the rest is enough is for whoever knows whose models run there."""
+    return f"confines its workers, but for {'; '.join(node.unconfined)}" if node.unconfined else "confines its workers"
 
 
 def _node(state: NodeState) -> Refusal | None:

@@ -1,0 +1,102 @@
+"""Control groups of workers: both versions' files, in a folder that stands for the kernel's file system."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.agent.worker.groups import IDLE_BYTES, MOST_TASKS, Groups
+
+PID = 4711
+MIB = 2**20
+
+
+def second(
+    root: Path, own: str, *, offered: str = "cpu memory pids", standing: str = "", there: str = f"{PID}\n"
+) -> Path:
+    """A group of version 2 and its files."""
+    (root / "cgroup.controllers").write_text("cpu memory pids\n")
+    folder = root / own
+    folder.mkdir(parents=True)
+    for name, text in (
+        ("cgroup.controllers", offered), ("cgroup.subtree_control", standing), ("cgroup.procs", there)
+    ):  # fmt: skip
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_version_2_moves_aside_and_limits_what_is_below(tmp_path: Path) -> None:
+    own = second(tmp_path, "system.slice/shoal.service")
+    groups = Groups.find(tmp_path, "0::/system.slice/shoal.service\n", PID)
+    assert groups.lacking == ()
+    assert (own / "supervisor/cgroup.procs").read_text() == str(PID), "a group with processes limits none below it"
+    assert (own / "cgroup.subtree_control").read_text() == "+memory +pids"
+    (own / "worker-1").mkdir()
+    (own / "worker-1/memory.max").write_text("max\n")
+    group = groups.make("worker-1")
+    assert group is not None
+    group.add(42)
+    assert (own / "worker-1/cgroup.procs").read_text() == "42"
+    assert (own / "worker-1/pids.max").read_text() == str(MOST_TASKS)
+    for models, limit in ((64 * MIB, 64 * MIB), (128 * MIB, 128 * MIB), (MIB, 128 * MIB)):
+        group.limit_memory(models)
+        assert int((own / "worker-1/memory.max").read_text()) == IDLE_BYTES + limit, "raised, never lowered"
+    group.limit_memory(0)
+    assert (own / "worker-1/memory.max").read_text() == "max"
+
+
+def test_version_2_as_systemd_hands_it_over(tmp_path: Path) -> None:
+    """Delegate=yes, DelegateSubgroup=supervisor: it stands in a leaf, and another start finds all switched on."""
+    base = second(tmp_path, "shoal.service", standing="memory pids", there="")
+    (base / "supervisor").mkdir()
+    groups = Groups.find(tmp_path, "0::/shoal.service/supervisor\n", PID)
+    assert (groups.lacking, set(groups.parents.values())) == ((), {base})
+
+
+@pytest.mark.parametrize(
+    ("offered", "lacking"), [("cpu", 2), ("memory", 1)], ids=["nothing delegated", "memory delegated"]
+)
+def test_version_2_tells_what_was_not_delegated(tmp_path: Path, offered: str, lacking: int) -> None:
+    second(tmp_path, "a", offered=offered)
+    groups = Groups.find(tmp_path, "0::/a\n", PID)
+    assert len(groups.lacking) == lacking
+    assert (groups.make("worker-1") is None) == (lacking == 2)
+
+
+def test_version_2_leaves_other_processes_where_they_are(tmp_path: Path) -> None:
+    """A shell's group: the kernel then refuses the switch, which is told."""
+    own = second(tmp_path, "user.slice", there=f"1\n{PID}\n")
+    (own / "cgroup.subtree_control").unlink()
+    groups = Groups.find(tmp_path, "0::/user.slice\n", PID)
+    assert not (own / "supervisor").exists()
+    assert groups.lacking
+    assert groups.parents == {}
+
+
+def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
+    for name in ("memory", "pids"):
+        (tmp_path / name / "docker/abc").mkdir(parents=True)
+    groups = Groups.find(tmp_path, "4:memory:/docker/abc\n8:pids:/docker/abc\n0::/\n", PID)
+    assert groups.lacking == ()
+    memory, pids = tmp_path / "memory/docker/abc/worker-1", tmp_path / "pids/docker/abc/worker-1"
+    memory.mkdir()
+    (memory / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
+    group = groups.make("worker-1")
+    assert group is not None
+    group.add(42)
+    group.limit_memory(MIB)
+    assert int((memory / "memory.limit_in_bytes").read_text()) == IDLE_BYTES + MIB
+    assert (pids / "pids.max").read_text() == str(MOST_TASKS)
+    assert (memory / "cgroup.procs").read_text() == (pids / "cgroup.procs").read_text() == "42"
+
+
+def test_version_1_in_a_container_that_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    groups = Groups.find(tmp_path, "4:memory:/docker/abc\n8:pids:/docker/abc\n", PID)
+    assert groups.parents == {"memory": tmp_path / "memory"}
+    assert len(groups.lacking) == 1
+
+
+def test_no_control_groups_at_all(tmp_path: Path) -> None:
+    groups = Groups.find(tmp_path, "", PID)
+    assert len(groups.lacking) == 2
+    assert groups.make("worker-1") is None
