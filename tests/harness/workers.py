@@ -71,14 +71,21 @@ class Pool:
         pace: Pace | None = None,
         *,
         keep: bool = False,
+        models: Path | None = None,
     ) -> None:
-        self.folder = folder
+        """models: where they are put, and all that workers may open; by default any temporary file."""
+        self.folder = models or folder
         self.run = folder / "run"
         self.device = device
         self.keep = keep
         self.events: list[WorkerEvent] = []
         self.workers = ProcessWorkers(
-            self.run, Path(tempfile.gettempdir()), SystemClock(), {device.name: device}.get, lambda _: pace, options
+            self.run,
+            models or Path(tempfile.gettempdir()),
+            SystemClock(),
+            {device.name: device}.get,
+            lambda _: pace,
+            options,
         )
 
     async def __aenter__(self) -> Self:
