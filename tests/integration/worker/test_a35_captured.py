@@ -149,7 +149,7 @@ def corpus() -> dict[str, Case]:
     """Operators whose kernels read or write where indices, lengths or attributes say; some releases did not check."""
     f, huge = np.ones((1, 1, 4, 4), np.float32), np.array([2**40, -(2**40)], np.int64)
     ml, ms = "ai.onnx.ml", "com.microsoft"
-    tree = {
+    tree: dict[str, Any] = {
         "nodes_treeids": [0, 0], "nodes_nodeids": [0, 1], "nodes_featureids": [9999, 0], "nodes_values": [0.5, 0.0],
         "nodes_modes": ["BRANCH_LEQ", "LEAF"], "nodes_truenodeids": [0, 0], "nodes_falsenodeids": [70000, 0],
         "target_treeids": [0], "target_nodeids": [1], "target_ids": [99], "target_weights": [1.0], "n_targets": 1,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, Self
 
 ROOT: Final = Path("/sys/fs/cgroup")
-MEMORY: Final = "memory"
-PIDS: Final = "pids"
+MEMORY: Final[str] = "memory"
+PIDS: Final[str] = "pids"
 IDLE_BYTES: Final = 512 * 2**20
 """Of interpreter and runtime, beside what its models may take."""
 MOST_TASKS: Final = 1024

@@ -102,8 +102,8 @@ class WorkerProcess:
                 start_new_session=True,
             )
         assert popen.stdin is not None
+        group = _grouped(groups, name, popen.pid)
         with suppress(BrokenPipeError), popen.stdin:
-            group = _grouped(groups, name, popen.pid)
             popen.stdin.write(nonce.encode() + b"\n")
         process = cls(folder, name, nonce, popen.pid, popen, on_exit, group)
         process.save()
