@@ -57,6 +57,10 @@ class Peer:
         """The broker's reason code: 0, or 16 where nobody reads it."""
         return self._reason(self._client.publish(topic, payload, qos=1, retain=retain).mid)
 
+    def send(self, topic: str, payload: bytes) -> None:
+        """As `publish`, without waiting for what the broker says to it."""
+        self._client.publish(topic, payload, qos=1)
+
     def waits_for(self, count: int) -> list[tuple[str, bytes]]:
         """Once so many messages came."""
         self._await(lambda: len(self.received) >= count)

@@ -31,6 +31,7 @@ from shoal.types.link import NodeEvents, Receipts, Refused
 from shoal.v1 import mqtt_pb2
 from shoal.wire import topics
 from shoal.wire.limits import LINK_BYTES
+from shoal.wire.mqtt import CALL_S
 from shoal.wire.seal import Sealer, SessionKey, Signature, sign
 from shoal.wire.topics import DOWN, UP, Channel
 
@@ -166,8 +167,7 @@ async def test_a11_what_is_said_to_one_session_or_node_counts_nowhere_else(ends:
             for topic, payload in kept:
                 broker.publish(topic, payload)
                 broker.publish(topic.replace(NODE, OTHER), payload)
-        dropped = lambda: ends.heard.events.count("message_dropped")  # noqa: E731
-        await until(lambda: dropped() >= len(kept), 5.0, "it was dropped")
+        await until(lambda: ends.heard.events.count("message_dropped") >= len(kept), 5.0, "it was dropped")
     newest = desired(again, 3)
     await ends.carrier.links.send(NODE, newest)
     await ends.carrier.links.send(OTHER, desired(other, 1, name=OTHER))
@@ -222,11 +222,9 @@ async def test_a20_forged_messages_change_nothing_at_either_end(ends: Ends) -> N
     with as_node(ends) as node, as_coordinator(ends) as broker:
         for channels, end in ((UP, node), (DOWN, broker)):
             for channel in channels:
-                content = status(session, 9)
                 forged = (b"\xff" * 40, sealer.seal(channel, b"x"), sign(stranger, REGION, NODE, channel, b"x"))
                 for payload in forged:
                     end.publish(topics.of_node(REGION, NODE, channel), payload)
-                del content
         for payload in (b"junk", sign(stranger, REGION, "", Channel.ONLINE, b"x")):
             broker.publish(topics.region_online(REGION), payload)
     await settled(ends, (Code.SIGNATURE_INVALID, Code.MESSAGE_INVALID, Code.NODE_MISMATCH), 10)
@@ -238,7 +236,10 @@ async def test_a20_forged_messages_change_nothing_at_either_end(ends: Ends) -> N
 async def test_a20_a_broker_cannot_keep_up_the_appearance_of_a_coordinator(ends: Ends) -> None:
     with as_node(ends) as listener:
         session = await ends.connect()
-        beats = lambda: [got for got in listener.received if got[0] == topics.region_online(REGION)]  # noqa: E731
+
+        def beats() -> Messages:
+            return [got for got in listener.received if got[0] == topics.region_online(REGION)]
+
         await until(lambda: len(beats()) >= 4, 5.0, "some beats")
         kept = beats()
         carrier(ends).links._presence = lambda *a, **k: b"not a word more"  # type: ignore[method-assign]
@@ -256,13 +257,16 @@ async def test_a20_a_broker_cannot_keep_up_the_appearance_of_a_coordinator(ends:
 
 async def test_f18_a_broker_that_answers_no_more_is_found_by_silence(ends: Ends) -> None:
     session = await ends.connect()
-    carrier(ends).broker.pause()
+    links, broker = carrier(ends).links, carrier(ends).broker
+    broker.pause()
     try:
         async with asyncio.timeout(3.0):
             assert (await ending(session)).code is Code.COORDINATOR_UNREACHABLE
+        await session.close()
+        await until(lambda: not links.is_online, CALL_S + 2 * BEAT_S, "the coordinator knows it too")
     finally:
-        carrier(ends).broker.resume()
-    await until(lambda: carrier(ends).links.is_online and not ends.is_connected(), 10.0, "the coordinator came back")
+        broker.resume()
+    await until(lambda: links.is_online and not ends.is_connected(), 10.0, "the coordinator came back")
     assert (await ends.connect()).welcome.epoch == 2
 
 
