@@ -1,6 +1,6 @@
 """What a coordinator needs from the world. Controllers know these Protocols and no adapter by name."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,6 +114,14 @@ class LinkEvents(Protocol):
         ...
 
     async def closed(self, node: str, epoch: int) -> None: ...
+
+    async def blinded(self, nodes: Collection[str]) -> None:
+        """What carries these nodes' sessions does not answer the coordinator: their silence is its own."""
+        ...
+
+    async def sighted(self) -> None:
+        """It answers again; called as often as one likes."""
+        ...
 
 
 class Broker(Protocol):

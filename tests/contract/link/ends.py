@@ -1,6 +1,7 @@
 """Both ends of an agent's link in this process, with a real carrier between them: a gRPC server, or Mosquitto."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -80,6 +81,12 @@ class Listening:
     async def closed(self, node: str, epoch: int) -> None:
         self.ended.append((node, epoch))
         await self.events.closed(node, epoch)
+
+    async def blinded(self, nodes: Collection[str]) -> None:
+        await self.events.blinded(nodes)
+
+    async def sighted(self) -> None:
+        await self.events.sighted()
 
     def of(self, node: str) -> list[FromAgent]:
         return [message for name, message in self.heard if name == node]

@@ -5,7 +5,7 @@ liveness are heard again after a restart.
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,12 +19,14 @@ from shoal.coordinator.core.fleet.updates import (
     cordoned,
     disconnected,
     forgotten,
+    hidden,
     marked,
     receipts_received,
     released,
     restored,
     revoked,
     status_received,
+    uncovered,
 )
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.types.assignment import Observed, Phase, Status
@@ -189,6 +191,19 @@ class FleetController:
         self.fleet = disconnected(before, node, epoch)
         if self.fleet is not before:
             await self._truth.note(Event("NODE_DISCONNECTED", node, f"epoch {epoch}", node=node))
+
+    async def blinded(self, nodes: Collection[str]) -> None:
+        before = self.fleet
+        self.fleet = hidden(before, nodes, self._clock.now())
+        if self.fleet is not before:
+            found = f"the coordinator does not reach it; {len(nodes)} nodes come by it, and are not judged for now"
+            await self._truth.note(Event("BROKER_LOST", "broker", found))
+
+    async def sighted(self) -> None:
+        before = self.fleet
+        self.fleet = uncovered(before, self._clock.now())
+        if self.fleet is not before:
+            await self._truth.note(Event("BROKER_BACK", "broker", "nodes that come by it are judged again in a while"))
 
     async def tick(self) -> None:
         """Judges silence; an event for each change."""

@@ -215,6 +215,9 @@ class MqttLinks:
             self._connection = connection
             log.info("broker reached", broker=self._address)
             await self._beat_forever(connection, client)
+        except aiomqtt.MqttError:
+            await finish(self._blinded())
+            raise
         finally:
             self._connection = None
             await finish(self._forget_all())
@@ -229,7 +232,7 @@ class MqttLinks:
         try:
             while not connection.outdated.is_set():
                 connection.beat += 1
-                await self._publish_presence(connection, client, online=True)
+                await self._beat(connection, client, lost)
                 await self._close_invalid()
                 pause = asyncio.ensure_future(self._clock.sleep(self._beat_s))
                 await asyncio.wait({lost, pause}, return_when=asyncio.FIRST_COMPLETED)
@@ -239,6 +242,28 @@ class MqttLinks:
         finally:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
+
+    async def _beat(
+        self, connection: _Connection, client: aiomqtt.Client, lost: "asyncio.Future[aiomqtt.Message]"
+    ) -> None:
+        """The broker's acknowledgement is its sign of life: while it owes one, what nodes do not say proves nothing."""
+        told = asyncio.ensure_future(self._publish_presence(connection, client, online=True))
+        try:
+            await asyncio.wait((told, lost), timeout=self._beat_s, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                return
+            if not told.done():
+                await self._blinded()
+            await told
+        finally:
+            told.cancel()
+            await asyncio.gather(told, return_exceptions=True)
+        if self._events is not None:
+            await self._events.sighted()
+
+    async def _blinded(self) -> None:
+        if self._events is not None:
+            await self._events.blinded(tuple(self._sessions))
 
     async def _leave(self, connection: _Connection, client: aiomqtt.Client) -> None:
         """In good order, where the broker still answers; else the will says it."""

@@ -16,7 +16,8 @@ def judge(fleet: Fleet, now: Elapsed) -> tuple[Fleet, tuple[LivenessChange, ...]
     """Liveness of every node at `now`; the changes, by name.
 
     An observer whose own last tick is more than a suspect window ago was paused itself: the messages that it did not
-    read prove nothing, and nobody becomes suspect or lost before one more window. Raises nothing.
+    read prove nothing, and nobody becomes suspect or lost before one more window. Likewise a node that it could not
+    hear for want of a carrier. Raises nothing.
     """
     timing = fleet.timing
     if fleet.ticked_at is not None and now - fleet.ticked_at > timing.suspect_after_s:
@@ -62,7 +63,7 @@ def _liveness(state: NodeState, fleet: Fleet, now: Elapsed) -> Liveness:
         return Liveness.LOST
     if silent <= timing.suspect_after_s:
         return Liveness.READY
-    if now < fleet.patient_until:
+    if now < max(fleet.patient_until, state.excused_until):
         return state.liveness
     if silent > timing.lost_after_s:
         return Liveness.LOST
@@ -93,7 +94,11 @@ def _mass_silence(fleet: Fleet, now: Elapsed) -> MassSilence | None:
     if not fallen:
         return None
     alive = [state for state in fleet.nodes.values() if state.liveness is Liveness.READY]
-    late = [state.name for state in alive if now - state.heard_at > LATE_BEATS * fleet.timing.heartbeat_s]
+    late = [
+        state.name
+        for state in alive
+        if now - state.heard_at > LATE_BEATS * fleet.timing.heartbeat_s and now >= state.excused_until
+    ]
     enough = max(MASS_NODES, MASS_SHARE * (len(alive) + len(fallen)))
     sure = len(fallen) >= enough or (ongoing is not None and ongoing.sure)
     if not sure and len(fallen) + len(late) < enough:

@@ -61,7 +61,8 @@ class NodeState:
     `observed` is whole. strikes: absurd reports less clean ones since; quarantined while they persist. refusal: the
     last absurdity. since: when `liveness` became what it is. revoked: its certificates are refused; it counts as lost.
     serial, roots: of its certificate and of the CAs that it trusts, as it says. skew_s: our wall clock less its own, as
-    last heard; nothing is decided by it.
+    last heard; nothing is decided by it. hidden: the coordinator has lost what carried its session, so that its silence
+    proves nothing; excused_until: it is not judged for its silence before.
     """
 
     node: Node
@@ -88,6 +89,8 @@ class NodeState:
     serial: str = ""
     roots: tuple[str, ...] = ()
     skew_s: Seconds = Seconds(0.0)
+    hidden: bool = False
+    excused_until: Elapsed = ORIGIN
 
     @property
     def is_skewed(self) -> bool:

@@ -1,5 +1,6 @@
 """What a message does to the fleet. Replayed, late and foreign messages change nothing."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.checks import (
@@ -55,11 +56,14 @@ def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall, se
     if known.node.boot_id != node.boot_id:
         known = replace(known, observed={}, readings={}, ingress=(), reported=False, front_ready=False, version=None)
     receipts = {name: receipt for name, receipt in known.receipts.items() if _still_holds(receipt, node)}
+    first_status = Elapsed(now + fleet.timing.suspect_after_s)
+    excused = first_status if known.hidden else Elapsed(min(known.excused_until, first_status))
     return fleet.put(
         replace(
             known, node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts, last_seen=wall,
             heard_at=now if known.liveness is Liveness.NEVER_SEEN else known.heard_at,
             skew_s=known.skew_s if sent_at is None else _skew(known, sent_at, wall), revoked=False,
+            hidden=False, excused_until=excused,
             readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
         )
     )  # fmt: skip
@@ -134,6 +138,35 @@ def disconnected(fleet: Fleet, node: str, epoch: int) -> Fleet:
     if known is None or known.epoch != epoch:
         return fleet
     return fleet.put(replace(known, connected=False))
+
+
+def hidden(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
+    """The coordinator has lost what carries these nodes' sessions: for one window it holds their silence to be its own
+    blindness. A carrier that stays away longer keeps nobody from being replaced, since a node may have died with it."""
+    until = Elapsed(now + fleet.timing.lost_after_s)
+    found = {
+        name: replace(fleet.nodes[name], hidden=True, excused_until=until)
+        for name in nodes
+        if name in fleet.nodes and not fleet.nodes[name].hidden
+    }
+    return replace(fleet, nodes={**fleet.nodes, **found}) if found else fleet
+
+
+def uncovered(fleet: Fleet, now: Elapsed) -> Fleet:
+    """What was lost carries again. Whoever has to connect anew has one window for it, the others until they are heard
+    or are suspect by right."""
+    found = {
+        state.name: replace(
+            state,
+            hidden=False,
+            excused_until=Elapsed(
+                now + (fleet.timing.suspect_after_s if state.connected else fleet.timing.lost_after_s)
+            ),
+        )
+        for state in fleet.nodes.values()
+        if state.hidden
+    }
+    return replace(fleet, nodes={**fleet.nodes, **found}) if found else fleet
 
 
 def cordoned(fleet: Fleet, node: str, is_cordoned: bool) -> Fleet:

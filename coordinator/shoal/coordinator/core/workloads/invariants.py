@@ -126,7 +126,7 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
 
 def _answers(snapshot: Snapshot, subject: str, node: str, assignment: str) -> Iterator[Violation]:
     state = snapshot.fleet.nodes.get(node)
-    if state is None or state.liveness in (Liveness.SUSPECT, Liveness.LOST):
+    if state is None or (state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.hidden):
         yield Violation("I4", subject, f"{assignment} is on {node}, which is silent")
     elif state.reported and state.liveness is Liveness.READY:
         observed = state.observed.get(assignment)

@@ -17,7 +17,8 @@ def tables(
     """One table for each workload of the plan, by `str(key)`: replicas observed READY, not draining, on ready nodes.
 
     A node that has not reported in full since this coordinator (or its session) began is believed as it was last
-    routed: a coordinator's restart changes no route.
+    routed: a coordinator's restart changes no route. So is one whose carrier the coordinator has lost, however long:
+    those who send requests to it can see whether it answers.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     for node in sorted(desired):
@@ -80,9 +81,10 @@ def _as_taken(node: str, table: Table, key: WorkloadKey, own: Sequence[Assignmen
 
 
 def _serves(state: NodeState, assignment: Assignment, known: Table | None) -> bool:
-    if assignment.draining or state.liveness in (Liveness.SUSPECT, Liveness.LOST):
+    silent = state.liveness in (Liveness.SUSPECT, Liveness.LOST)
+    if assignment.draining or state.revoked or (silent and not state.hidden):
         return False
-    if state.liveness is Liveness.NEVER_SEEN or not state.reported:
+    if silent or state.liveness is Liveness.NEVER_SEEN or not state.reported:
         return known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
     observed = state.observed.get(assignment.id)
     return state.front_ready and observed is not None and observed.phase is Phase.READY
