@@ -20,6 +20,7 @@ from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.link import FromAgent, Hello, Receipts, Refused, ToAgent, Welcome
+from shoal.types.units import Seconds
 from shoal.v1 import link_pb2, mqtt_pb2
 from shoal.wire import mqtt, nouns, topics
 from shoal.wire.handshake import check_own
@@ -30,6 +31,8 @@ from shoal.wire.trust import check_certificate
 
 WELCOME_S: Final = 5.0
 SILENT_BEATS: Final = 3
+KNOCKS_S: Final = (Seconds(0.5), Seconds(1.0))
+"""Between calls in a row at a broker that does not let this node in: rights that it lost it is told again."""
 INBOX: Final = 64
 """Messages other than the desired set that may wait for the supervisor; the oldest go first."""
 
@@ -57,7 +60,7 @@ class MqttLink:
             retain=True,
         )
         name = f"{identity.name}-{secrets.token_hex(4)}"
-        client = await mqtt.open_client(self._files, self._address, name, will)
+        client = await self._open(name, will)
         session = MqttSession(node, client, self._address, hello, self._log)
         try:
             self.models_address = await session.open()
@@ -66,6 +69,16 @@ class MqttLink:
             raise
         self._session = session
         return session
+
+    async def _open(self, name: str, will: aiomqtt.Will) -> aiomqtt.Client:
+        for wait in KNOCKS_S:
+            try:
+                return await mqtt.open_client(self._files, self._address, name, will)
+            except ShoalError as error:
+                if error.code is not Code.UNAUTHENTICATED:
+                    raise
+            await self._clock.sleep(wait)
+        return await mqtt.open_client(self._files, self._address, name, will)
 
     def renewed(self) -> None:
         """Ends the open session, so that the next one uses the new files."""

@@ -148,6 +148,34 @@ def test_an_observer_that_paused_suspects_nobody_before_a_window() -> None:
     assert found == [(41.0, "b", Liveness.LOST)]
 
 
+def test_nodes_behind_a_lost_broker_are_judged_when_it_is_back_or_stays_away() -> None:
+    fleet = fleet_of(A, node("b"))
+    timing = fleet.timing
+    lost, back = 1.0, 1.0 + timing.lost_after_s - 1.0
+
+    def liveness(fleet: Fleet, seconds: float) -> Liveness:
+        found = fleet.nodes["a"].liveness
+        for step in range(1, int(seconds * 2) + 1):
+            fleet, _ = judge(beat(fleet, node("b"), 10**6 + step, step / 2), Elapsed(step / 2))
+            found = fleet.nodes["a"].liveness
+        return found
+
+    blind = updates.hidden(fleet, ("a",), Elapsed(lost))
+    assert updates.hidden(blind, ("a",), Elapsed(lost + 5)) is blind, "the same loss, told twice"
+    assert liveness(fleet, lost + timing.suspect_after_s) is Liveness.SUSPECT
+    assert liveness(blind, lost + timing.lost_after_s - 0.5) is Liveness.READY
+    assert liveness(blind, lost + timing.lost_after_s + 0.5) is Liveness.LOST, "it may have died with the broker"
+    anew = updates.uncovered(updates.disconnected(blind, "a", 1), Elapsed(back))
+    assert liveness(anew, back + timing.lost_after_s - 0.5) is Liveness.READY, "one full window to connect again"
+    assert liveness(anew, back + timing.lost_after_s + 0.5) is Liveness.LOST
+    kept = updates.uncovered(blind, Elapsed(back))
+    assert liveness(kept, back + timing.suspect_after_s + 0.5) is not Liveness.READY, "its session stood all the time"
+    assert updates.uncovered(kept, Elapsed(back + 1)) is kept
+    elsewhere = updates.connected(blind, A, 2, *at(lost + 1))
+    assert not elsewhere.nodes["a"].hidden
+    assert liveness(elsewhere, lost + 1.5 + timing.suspect_after_s) is Liveness.SUSPECT, "it came by another carrier"
+
+
 def test_a_coordinator_that_started_has_seen_nobody_yet() -> None:
     stored = tuple(fleet_of(A, node("b")).nodes.values())
     fleet = updates.restored(stored, Fleet(), Elapsed(100.0))
