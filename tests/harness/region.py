@@ -194,7 +194,7 @@ class Agent:
             self.name, epoch or self.epoch, self.sequence, True, self.version, self.observed, (), (reading,), (),
             self.world.clock.wall(), True,
         )  # fmt: skip
-        return await self.world.region.fleet.received(self.name, epoch or self.epoch, status)
+        return self.world.region.fleet.heard(self.name, epoch or self.epoch, status)
 
     async def obey(self) -> None:
         """Runs what the newest desired set asks for, ready at once, and reports it."""

@@ -10,9 +10,10 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from shoal.coordinator.controllers.finish import finish
+from shoal.coordinator.controllers.finish import deliver, finish
+from shoal.coordinator.ports import LinkEvents
 from shoal.simulator.world import Process, World
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -40,18 +41,10 @@ class Conditions:
     delay_s: float = 0.002
 
 
-class Events(Protocol):
-    """The coordinator's LinkEvents port, from the caller's side."""
-
-    async def opened(self, node: str, role: Role, hello: Hello) -> Welcome | Refusal: ...
-    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None: ...
-    async def closed(self, node: str, epoch: int) -> None: ...
-
-
 @dataclass(slots=True)
 class Listener:
     process: Process
-    events: Events
+    events: LinkEvents
     sessions: dict[str, "_Session"] = field(default_factory=dict)
 
 
@@ -77,7 +70,7 @@ class Network:
     def open_both_ways(self, one: str, other: str) -> bool:
         return one == other or not (self.path(one, other).cut or self.path(other, one).cut)
 
-    def listen(self, process: Process, events: Events) -> None:
+    def listen(self, process: Process, events: LinkEvents) -> None:
         """The coordinator's end is up: `events` hears of every session."""
         self.listener = Listener(process, events)
         process.on_death(self._listener_died)
@@ -242,7 +235,7 @@ class _Session:
                     del self.listener.sessions[self.node]
                 await events.closed(self.node, self.epoch)
 
-    async def _opened(self, events: Events, hello: Hello, role: Role) -> bool:
+    async def _opened(self, events: LinkEvents, hello: Hello, role: Role) -> bool:
         answer = await events.opened(self.node, role, hello)
         if isinstance(answer, Refusal):
             self._reply(answer)
@@ -258,11 +251,11 @@ class _Session:
         self._reply(answer)
         return True
 
-    async def _receive(self, events: Events) -> None:
+    async def _receive(self, events: LinkEvents) -> None:
         while (data := await self.server_inbox.get()) is not None:
             self.listener.process.gate(f"receive from {self.node}")
             message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
-            refusal = await finish(events.received(self.node, self.epoch, message))
+            refusal = await deliver(events, self.node, self.epoch, message)
             if refusal is not None:
                 self.tell(Refused(refusal, fatal=False))
 

@@ -6,9 +6,10 @@ from typing import Protocol
 
 from cryptography.x509 import Certificate
 
+from shoal.types.assignment import Status
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
-from shoal.types.link import FromAgent, Hello, ToAgent, Welcome
+from shoal.types.link import Hello, NodeEvents, Receipts, ToAgent, Welcome
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 
@@ -109,8 +110,12 @@ class LinkEvents(Protocol):
         """peer: the address that the hello came from, where the link tells it."""
         ...
 
-    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None:
-        """A refusal is counted and told to the node; the session goes on."""
+    def heard(self, node: str, epoch: int, status: Status) -> Refusal | None:
+        """A heartbeat: never waits. A refusal is counted and told to the node; the session goes on."""
+        ...
+
+    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
+        """Any other message, likewise."""
         ...
 
     async def closed(self, node: str, epoch: int) -> None: ...

@@ -28,15 +28,28 @@ MAX_TEXT: Final = 4096
 MAX_ITEMS: Final = 100_000
 
 
+_REQUIRED: Final = object()
+
+
 class _Codec(NamedTuple):
-    """put writes a value into a message's field; get reads it back."""
+    """put writes a value into a message's field; get makes one of the field's; absent: the value of a field that is not
+    on the wire."""
 
     put: Callable[[Any, str, Any], None]
-    get: Callable[[Any, str], Any]
+    get: Callable[[Any], Any]
+    absent: Any
+
+
+class _Mirror(NamedTuple):
+    """One class of nouns. absent: of each field that need not be on the wire."""
+
+    codecs: dict[str, _Codec]
+    absent: dict[str, Any]
+    required: tuple[str, ...]
 
 
 _MESSAGES: Final[dict[Any, Any]] = {}
-_CODECS: Final[dict[Any, dict[str, _Codec]]] = {}
+_MIRRORS: Final[dict[Any, _Mirror]] = {}
 """Built once per class."""
 
 
@@ -127,7 +140,7 @@ def _fill(message: Any, noun: Any) -> None:
     if isinstance(noun, SignedReceipt):
         message.content, message.signature = noun.content, noun.signature
         return
-    for name, codec in _codecs(type(noun)).items():
+    for name, codec in _mirror(type(noun)).codecs.items():
         codec.put(message, name, getattr(noun, name))
 
 
@@ -135,15 +148,24 @@ def _read(kind: Any, message: Any) -> Any:
     if kind is SignedReceipt:
         receipt = decode(Receipt, message.content)
         return SignedReceipt(receipt, message.content, message.signature)
-    return kind(**{name: codec.get(message, name) for name, codec in _codecs(kind).items()})
+    mirror = _mirror(kind)
+    values = mirror.absent.copy()
+    for field, value in message.ListFields():  # of a heartbeat a third: the rest costs nothing
+        values[field.name] = mirror.codecs[field.name].get(value)
+    for name in mirror.required:
+        if name not in values:
+            raise _invalid(f"{kind.__name__}.{name}", "missing")
+    return kind(**values)
 
 
-def _codecs(kind: Any) -> dict[str, _Codec]:
-    if kind not in _CODECS:
+def _mirror(kind: Any) -> _Mirror:
+    if kind not in _MIRRORS:
         hints = get_type_hints(kind)
         names = kind._fields if kind is WorkloadKey else tuple(field.name for field in fields(kind))
-        _CODECS[kind] = {name: _codec(hints[name], f"{kind.__name__}.{name}") for name in names}
-    return _CODECS[kind]
+        codecs = {name: _codec(hints[name], f"{kind.__name__}.{name}") for name in names}
+        absent = {name: codec.absent for name, codec in codecs.items() if codec.absent is not _REQUIRED}
+        _MIRRORS[kind] = _Mirror(codecs, absent, tuple(name for name in names if name not in absent))
+    return _MIRRORS[kind]
 
 
 def _codec(hint: Any, where: str) -> _Codec:
@@ -159,13 +181,12 @@ def _codec(hint: Any, where: str) -> _Codec:
     if _is_message(hint):
         return _Codec(
             lambda message, name, value: _fill_present(getattr(message, name), value),
-            lambda message, name: _read(hint, _present(message, name, where)),
+            lambda value: _read(hint, value),
+            _REQUIRED,
         )
     check = _scalar(hint, where)
-    return _Codec(
-        lambda message, name, value: setattr(message, name, value),
-        lambda message, name: check(getattr(message, name)),
-    )
+    absent = _REQUIRED if issubclass(hint, StrEnum) else hint()
+    return _Codec(lambda message, name, value: setattr(message, name, value), check, absent)
 
 
 def _is_message(hint: Any) -> bool:
@@ -177,28 +198,25 @@ def _fill_present(message: Any, value: Any) -> None:
     _fill(message, value)
 
 
-def _present(message: Any, name: str, where: str) -> Any:
-    if not message.HasField(name):
-        raise _invalid(where, "missing")
-    return getattr(message, name)
-
-
 def _optional(inner: Any, where: str) -> _Codec:
     inner = getattr(inner, "__supertype__", inner)
     if _is_message(inner):
         return _Codec(
             lambda message, name, value: _fill_present(getattr(message, name), value) if value is not None else None,
-            lambda message, name: _read(inner, getattr(message, name)) if message.HasField(name) else None,
+            lambda value: _read(inner, value),
+            None,
         )
     check = _scalar(inner, where)
     if issubclass(inner, str):
         return _Codec(
             lambda message, name, value: setattr(message, name, value or ""),
-            lambda message, name: check(getattr(message, name)) if getattr(message, name) else None,
+            lambda value: check(value) if value else None,
+            None,
         )
     return _Codec(
         lambda message, name, value: setattr(message, name, value) if value is not None else None,
-        lambda message, name: check(getattr(message, name)) if message.HasField(name) else None,
+        check,
+        None,
     )
 
 
@@ -217,11 +235,12 @@ def _repeated(inner: Any, where: str) -> _Codec:
             for item in value:
                 _fill_present(target.add(), item)
 
-        return _Codec(put, lambda message, name: tuple(_read(inner, item) for item in bounded(getattr(message, name))))
+        return _Codec(put, lambda value: tuple([_read(inner, item) for item in bounded(value)]), ())
     check = _scalar(inner, where)
     return _Codec(
         lambda message, name, value: getattr(message, name).extend(value),
-        lambda message, name: tuple(check(item) for item in bounded(getattr(message, name))),
+        lambda value: tuple([check(item) for item in bounded(value)]),
+        (),
     )
 
 
@@ -233,11 +252,12 @@ def _mapping(inner: Any, where: str) -> _Codec:
             for key, dims in value.items():
                 getattr(message, name)[key].dims.extend(dims)
 
-        return _Codec(put, lambda message, name: {text(k): tuple(v.dims) for k, v in getattr(message, name).items()})
+        return _Codec(put, lambda value: {text(key): tuple(each.dims) for key, each in value.items()}, {})
     check = _scalar(getattr(inner, "__supertype__", inner), where)
     return _Codec(
         lambda message, name, value: getattr(message, name).update(value),
-        lambda message, name: {text(key): check(value) for key, value in getattr(message, name).items()},
+        lambda value: {text(key): check(each) for key, each in value.items()},
+        {},
     )
 
 

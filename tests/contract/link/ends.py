@@ -32,7 +32,7 @@ from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
-from shoal.types.link import FromAgent, Hello, ToAgent, Welcome
+from shoal.types.link import FromAgent, Hello, NodeEvents, Receipts, ToAgent, Welcome
 from shoal.types.units import Bytes, Seconds, Watts
 from shoal.v1 import link_pb2, link_pb2_grpc, mqtt_pb2
 from shoal.wire.limits import LINK_BYTES, server_options
@@ -67,15 +67,19 @@ class Listening:
 
     events: LinkEvents
     opened_by: list[Hello] = field(default_factory=list)
-    heard: list[tuple[str, FromAgent]] = field(default_factory=list)
+    messages: list[tuple[str, FromAgent]] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
 
     async def opened(self, node: str, role: Role, hello: Hello, **more: Any) -> Welcome | Refusal:
         self.opened_by.append(hello)
         return await self.events.opened(node, role, hello, **more)
 
-    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None:
-        self.heard.append((node, message))
+    def heard(self, node: str, epoch: int, status: Status) -> Refusal | None:
+        self.messages.append((node, status))
+        return self.events.heard(node, epoch, status)
+
+    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
+        self.messages.append((node, message))
         return await self.events.received(node, epoch, message)
 
     async def closed(self, node: str, epoch: int) -> None:
@@ -89,7 +93,7 @@ class Listening:
         await self.events.sighted()
 
     def of(self, node: str) -> list[FromAgent]:
-        return [message for name, message in self.heard if name == node]
+        return [message for name, message in self.messages if name == node]
 
 
 class Carrier(Protocol):

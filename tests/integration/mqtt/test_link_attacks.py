@@ -84,7 +84,7 @@ def recorded(messages: Messages, node: str, *channels: Channel) -> Messages:
 
 def state(ends: Ends) -> tuple[object, ...]:
     """All that a message could have changed."""
-    return (len(ends.events.opened_by), tuple(ends.events.heard), tuple(ends.events.ended), ends.region.fleet.fleet)
+    return (len(ends.events.opened_by), tuple(ends.events.messages), tuple(ends.events.ended), ends.region.fleet.fleet)
 
 
 async def settled(ends: Ends, codes: tuple[Code, ...], least: int) -> None:

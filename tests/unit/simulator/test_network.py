@@ -1,6 +1,7 @@
 """Links in the simulation: streams keep order and come late, datagrams are lost, doubled and overtaken."""
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
@@ -10,7 +11,7 @@ from shoal.simulator.world import Process, World
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Node, Role
-from shoal.types.link import FromAgent, Hello, Welcome
+from shoal.types.link import Hello, NodeEvents, Receipts, Welcome
 from shoal.types.units import Bytes, Seconds, Wall
 
 SENT = 40
@@ -23,13 +24,21 @@ class Heard:
         self.sequences: list[int] = []
         self.closed_epochs: list[int] = []
 
-    async def opened(self, node: str, role: Role, hello: Hello) -> Welcome | Refusal:
+    async def opened(self, node: str, role: Role, hello: Hello, *, peer: str = "") -> Welcome | Refusal:
         return Welcome(7, hello.nonce, "h", 1, Seconds(1.0), Wall(0.0))
 
-    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None:
-        assert isinstance(message, Status)
-        self.sequences.append(message.sequence)
+    def heard(self, node: str, epoch: int, status: Status) -> Refusal | None:
+        self.sequences.append(status.sequence)
         return None
+
+    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
+        raise AssertionError(message)
+
+    async def blinded(self, nodes: Collection[str]) -> None:
+        raise AssertionError(nodes)
+
+    async def sighted(self) -> None:
+        raise AssertionError
 
     async def closed(self, node: str, epoch: int) -> None:
         self.closed_epochs.append(epoch)

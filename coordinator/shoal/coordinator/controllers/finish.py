@@ -8,7 +8,19 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from shoal.coordinator.ports import LinkEvents
+from shoal.types.assignment import Status
+from shoal.types.codes import Refusal
+from shoal.types.link import FromAgent
+
 T = TypeVar("T")
+
+
+async def deliver(events: LinkEvents, node: str, epoch: int, message: FromAgent) -> Refusal | None:
+    """A message of a session: a heartbeat, of which there are thousands a second, costs no task of its own."""
+    if isinstance(message, Status):
+        return events.heard(node, epoch, message)
+    return await finish(events.received(node, epoch, message))
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:

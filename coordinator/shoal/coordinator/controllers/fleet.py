@@ -32,7 +32,7 @@ from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Sto
 from shoal.types.assignment import Observed, Phase, Status
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Node, Role
-from shoal.types.link import FromAgent, Hello, NodeEvents, Receipts, Welcome
+from shoal.types.link import Hello, NodeEvents, Receipts, Welcome
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Elapsed, Wall, show_seconds
 from shoal.wire import nouns
@@ -64,6 +64,7 @@ class _Doubt:
 
     other: str
     beat_at: Elapsed | None = None
+    is_sure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,11 @@ class FleetController:
         changed: Callable[[], None],
     ) -> None:
         """changed: called when something happened that placement or routes may depend on."""
-        self.fleet = Fleet()
+        self._fleet = Fleet()
+        self._beaten: dict[str, NodeState] = {}
+        """Nodes that were heard since somebody last looked at the fleet: newer than theirs in `_fleet`."""
+        self._unsaid: list[Event] = []
+        """Of heartbeats; said by the next tick."""
         self.unsent: set[str] = set()
         """Nodes whose session has not been sent its desired set yet."""
         self._store = store
@@ -97,6 +102,19 @@ class FleetController:
         self._revisions: dict[str, int] = {}
         self._peers: dict[str, str] = {}
         self._doubts: dict[str, _Doubt] = {}
+
+    @property
+    def fleet(self) -> Fleet:
+        """As of now. Thousands of beats a second replace one node each, so they are put together when one looks."""
+        if self._beaten:
+            self._fleet = replace(self._fleet, nodes={**self._fleet.nodes, **self._beaten})
+            self._beaten = {}
+        return self._fleet
+
+    @fleet.setter
+    def fleet(self, fleet: Fleet) -> None:
+        """One that was made of `self.fleet` without a wait between."""
+        self._fleet = fleet
 
     async def start(self) -> None:
         receipts: dict[str, dict[str, Receipt]] = {}
@@ -174,10 +192,25 @@ class FleetController:
             epoch, hello.nonce, self._truth.history, self._truth.term, self.fleet.timing.heartbeat_s, self._clock.wall()
         )
 
-    async def received(self, node: str, epoch: int, message: FromAgent) -> Refusal | None:
+    def heard(self, node: str, epoch: int, status: Status) -> Refusal | None:
+        before = self._beaten.get(node) or self._fleet.nodes.get(node)
+        alone = Fleet({node: before} if before is not None else {})
+        fleet, refusals = status_received(alone, node, epoch, status, self._clock.now(), self._clock.wall())
+        after = fleet.nodes.get(node)
+        if before is not None and after is not None and after is not before:
+            self._beaten[node] = after
+            if node in self._doubts:
+                self._confirm_doubt(node)
+            events = [*_phase_events(before, after), *_quarantine_events(before, after), *_skew_events(before, after)]
+            self._unsaid += events
+            if events or _matters(before, after):
+                self._changed()
+        for refusal in refusals:
+            self._meter.count("messages_refused", code=refusal.code)
+        return refusals[0] if refusals else None
+
+    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
         match message:
-            case Status():
-                return await self._status(node, epoch, message)
             case Receipts():
                 return await self._receipts(node, epoch, message.receipts)
             case NodeEvents():
@@ -206,7 +239,13 @@ class FleetController:
             await self._truth.note(Event("BROKER_BACK", "broker", "nodes that come by it are judged again in a while"))
 
     async def tick(self) -> None:
-        """Judges silence; an event for each change."""
+        """Judges silence; an event for each change, and those that heartbeats brought."""
+        unsaid, self._unsaid = self._unsaid, []
+        if unsaid:
+            await self._truth.note(*unsaid)
+        for node, doubt in list(self._doubts.items()):
+            if doubt.is_sure:
+                await self._mark_twins(node, doubt)
         mass = self.fleet.mass_silence
         self.fleet, changes = judge(self.fleet, self._clock.now())
         if changes:
@@ -277,43 +316,32 @@ class FleetController:
         self._changed()
         return revision
 
-    async def _status(self, node: str, epoch: int, status: Status) -> Refusal | None:
-        before = self.fleet.nodes.get(node)
-        self.fleet, refusals = status_received(self.fleet, node, epoch, status, self._clock.now(), self._clock.wall())
-        after = self.fleet.nodes.get(node)
-        if before is None or after is None:
-            return refusals[0] if refusals else None
-        if node in self._doubts:
-            await self._settle_doubt(node)
-        events = [*_phase_events(before, after), *_quarantine_events(before, after), *_skew_events(before, after)]
-        if events or _matters(before, after):
-            self._changed()
-        if events:
-            await self._truth.note(*events)
-        for refusal in refusals:
-            self._meter.count("messages_refused", code=refusal.code)
-        return refusals[0] if refusals else None
-
-    async def _settle_doubt(self, node: str) -> None:
+    def _confirm_doubt(self, node: str) -> None:
         """The session goes on after another hello of its name: there are two, once a heartbeat has shown it."""
         doubt, now = self._doubts[node], self._clock.now()
         if doubt.beat_at is None:
             self._doubts[node] = replace(doubt, beat_at=now)
+        elif now - doubt.beat_at >= self._fleet.timing.heartbeat_s:
+            self._doubts[node] = replace(doubt, is_sure=True)
+
+    async def _mark_twins(self, node: str, doubt: _Doubt) -> None:
+        state = self.fleet.nodes.get(node)
+        if state is None:
+            del self._doubts[node]
             return
-        if now - doubt.beat_at < self.fleet.timing.heartbeat_s:
-            return
-        del self._doubts[node]
-        state = self._known(node)
         twins = Twins(self._peers.get(node, ""), doubt.other, self._clock.wall())
-        if state.twins is not None and (state.twins.running, state.twins.other) == (twins.running, twins.other):
-            return
-        message = f"two agents show this identity: one at {twins.running} has the session, one at {twins.other} has not"
-        try:
-            await self._save(replace(_record(state), twins=twins), Event(Code.TWIN_REFUSED, node, message, node=node))
-        except (StaleRevision, ShoalError):
-            self._doubts[node] = doubt  # said again with the next beat
-            return
-        self.fleet = marked(self.fleet, node, twins)
+        if state.twins is None or (state.twins.running, state.twins.other) != (twins.running, twins.other):
+            message = (
+                f"two agents show this identity: one at {twins.running} has the session, one at {twins.other} has not"
+            )
+            event = Event(Code.TWIN_REFUSED, node, message, node=node)
+            try:
+                await self._save(replace(_record(state), twins=twins), event)
+            except (StaleRevision, ShoalError):
+                return  # said again by the next tick
+            self.fleet = marked(self.fleet, node, twins)
+        if self._doubts.get(node) == doubt:
+            del self._doubts[node]
 
     async def _receipts(self, node: str, epoch: int, signed: tuple[SignedReceipt, ...]) -> Refusal | None:
         if (known := self.fleet.nodes.get(node)) is None or known.epoch != epoch:

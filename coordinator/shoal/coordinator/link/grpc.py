@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 from cryptography import x509
 
-from shoal.coordinator.controllers.finish import finish
+from shoal.coordinator.controllers.finish import deliver, finish
 from shoal.coordinator.link.check import check_hello, check_signatures
 from shoal.coordinator.link.outbox import Outbox
 from shoal.coordinator.ports import LinkEvents, Meter
@@ -138,7 +138,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                     if invalid >= MOST_INVALID:
                         break
                     continue
-                refusal = await finish(events.received(identity.name, epoch, noun))
+                refusal = await deliver(events, identity.name, epoch, noun)
                 if refusal is not None:
                     outbox.put(Refused(refusal, fatal=False))
         except Exception:

@@ -16,7 +16,7 @@ import structlog
 from cryptography import x509
 from google.protobuf.message import Message
 
-from shoal.coordinator.controllers.finish import finish
+from shoal.coordinator.controllers.finish import deliver, finish
 from shoal.coordinator.link.check import check_hello, check_signatures
 from shoal.coordinator.link.outbox import Outbox
 from shoal.coordinator.ports import Clock, Ids, LinkEvents, Meter
@@ -441,7 +441,7 @@ class MqttLinks:
             await self._answer_invalid(session, error.refusal)
             raise
         assert self._events is not None, "bound before serving"
-        refusal = await finish(self._events.received(node, session.epoch, message))
+        refusal = await deliver(self._events, node, session.epoch, message)
         if refusal is not None:
             session.outbox.put(Refused(refusal, fatal=False))
 

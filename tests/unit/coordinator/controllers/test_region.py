@@ -287,6 +287,7 @@ async def test_absurd_reports_are_refused_and_persisting_ones_quarantine(world: 
         assert refusal.code is Code.TELEMETRY_ABSURD
     assert world.region.fleet.fleet.nodes["edge-1"].quarantined
     assert world.region.fleet.fleet.nodes["edge-1"].readings["cpu0"].free_bytes == 2**33, "the last good one stays"
+    await world.region.fleet.tick()
     assert Code.NODE_QUARANTINED in await codes(world)
 
 

@@ -94,7 +94,9 @@ def status_received(
     refused = _refused_keys(status)
     kept = {key: known.observed[key] for key in known.observed if key in refused}
     state = replace(
-        _judged(_heard(known, now, wall), refusals),
+        _judged(known, refusals),
+        heard_at=max(now, known.heard_at),
+        last_seen=wall,
         sequence=status.sequence,
         version=status.version,
         observed=known_observed | kept | good_observed,
@@ -207,6 +209,8 @@ def _heard(state: NodeState, now: Elapsed, wall: Wall) -> NodeState:
 
 
 def _judged(state: NodeState, refusals: tuple[Refusal, ...]) -> NodeState:
+    if not refusals and state.strikes == 0:
+        return state
     strikes = min(state.strikes + 1, MOST_STRIKES) if refusals else max(state.strikes - 1, 0)
     quarantined = strikes >= QUARANTINE_AT or (state.quarantined and strikes > 0)
     refusal = refusals[0] if refusals else state.refusal if strikes else None
