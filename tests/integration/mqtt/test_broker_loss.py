@@ -1,29 +1,20 @@
 """F17: a region's real processes, whose links Mosquitto carries, lose it by SIGKILL while they serve."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from integration.mqtt.conftest import NAME, NODES
 
 from harness import report
-from harness.stack import Load, Stack, documents, on_nodes, policy, region, workload
+from harness.stack import Load, Stack
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.coordinator.broker import rights
 
-NAME = "steady"
 BACK_WITHIN_S = 5.0
-NODES = ("gateway", "plain-cpu")
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with region(tmp_path_factory.mktemp("mqtt"), 1, "mqtt") as found:
-        found.apply(documents(policy(NAME, on_nodes(["plain-cpu"])), workload(NAME, "relu", NAME)))
-        found.serves(NAME)
-        yield found
 
 
 def leave(folder: Path) -> None:

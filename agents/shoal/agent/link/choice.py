@@ -68,6 +68,8 @@ class ChosenLink:
 
     async def _look_forever(self) -> None:
         """While a session over MQTT is open: ends it once gRPC is back."""
+        if self.carrier is Carrier.GRPC:
+            return
         while (at := self._choice.look_at) is not None:
             await self._clock.sleep(Seconds(max(0.0, at - self._clock.now())))
             self._choice = core.looked(self._choice, await self._looks(), self._clock.now())

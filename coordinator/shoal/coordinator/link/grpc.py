@@ -98,7 +98,7 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
         outbox.epoch = answer.epoch
         outbox.put(answer)
         self._outboxes[identity.name] = outbox
-        log.info("session opened", node=identity.name, role=identity.role, epoch=answer.epoch)
+        log.info("session opened", node=identity.name, role=identity.role, epoch=answer.epoch, link="grpc")
         return None
 
     async def _hello(self, messages: AsyncIterator[link_pb2.FromAgent], identity: Identity) -> Hello:

@@ -1,0 +1,18 @@
+"""A region of real processes whose links Mosquitto carries, with one workload; for all tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.stack import Stack, documents, on_nodes, policy, region, workload
+
+NAME = "steady"
+NODES = ("gateway", "plain-cpu")
+
+
+@pytest.fixture(scope="package")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with region(tmp_path_factory.mktemp("mqtt"), 1, "mqtt") as found:
+        found.apply(documents(policy(NAME, on_nodes(["plain-cpu"])), workload(NAME, "relu", NAME)))
+        found.serves(NAME)
+        yield found
