@@ -199,7 +199,14 @@ async def _run(config: Config) -> None:
                 model_server.refresh()
 
         members = Members(
-            region, store, authority, clock, broker=broker, ended=lambda serials: guard.end(serials), turned=turned
+            region,
+            store,
+            authority,
+            clock,
+            broker=broker,
+            ended=lambda serials: guard.end(serials),
+            turned=turned,
+            lifetimes=lifetimes,
         )
         await members.start()
         if broker is not None:

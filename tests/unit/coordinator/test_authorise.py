@@ -23,6 +23,6 @@ def test_no_tenant_and_no_federation_calls_the_control_port() -> None:
 
 
 def test_viewers_change_nothing_and_nodes_only_hold_sessions_and_fetch() -> None:
-    reads = {"WhoAmI", "Plan", "Get", "Explain", "Events", "Doctor", "List"}
+    reads = {"WhoAmI", "Plan", "Get", "Explain", "Events", "Doctor", "List", "GetAuthority"}
     assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.VIEWER in roles} == reads
     assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.AGENT in roles} == {"Session", "Fetch"}

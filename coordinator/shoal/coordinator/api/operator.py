@@ -155,10 +155,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
     async def Doctor(self, request: operator_pb2.DoctorRequest, context: Any) -> operator_pb2.DoctorReply:
         reply = operator_pb2.DoctorReply()
-        async for check in doctor.examine(self._region, self._store):
-            view = reply.checks.add(component=check.component, name=check.name, ok=check.refusal is None)
-            if check.refusal is not None:
-                view.refusal.CopyFrom(views.refusal_view(check.refusal))
+        for checks in (doctor.examine(self._region, self._store), doctor.examine_members(self._members)):
+            async for check in checks:
+                view = reply.checks.add(component=check.component, name=check.name, ok=check.refusal is None)
+                if check.refusal is not None:
+                    view.refusal.CopyFrom(views.refusal_view(check.refusal))
         return reply
 
     async def Revoke(self, request: operator_pb2.RevokeRequest, context: Any) -> operator_pb2.RevokeReply:

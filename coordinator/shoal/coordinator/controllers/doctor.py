@@ -6,15 +6,19 @@ from typing import Final
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import AUDIT, AuditEntry, broken_link
+from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.workloads.invariants import check
-from shoal.coordinator.ports import Store
-from shoal.types.codes import Code, Refusal
+from shoal.coordinator.ports import Record, Store
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Node
+from shoal.types.units import show_seconds
 
 REGION: Final = "region"
 AGENT: Final = "agent"
+CA_SPARE_S: Final = 365 * 86400.0
+ROTATION_MOST_S: Final = 3600.0
 
 PROGRESS: Final = frozenset(
     {
@@ -42,8 +46,9 @@ async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
     """Store, audit log, invariants and gateway of the region; then each of its nodes."""
     yield Check(REGION, "the store is its newest state", region.restored)
     yield Check(REGION, "the store takes writes", region.store_refusal)
-    entries = [records.load(AuditEntry, record.value) for record in await store.scan(AUDIT)]
-    yield Check(REGION, f"{len(entries)} audit entries follow from each other", _audit(entries))
+    head = region.events.audit_head
+    entries = await store.scan(AUDIT)
+    yield Check(REGION, f"{len(entries)} audit entries follow from each other", _audit(entries, head))
     violations = check(region.workloads.snapshot())
     if not violations:
         yield Check(REGION, "the invariants hold", None)
@@ -64,11 +69,41 @@ async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
             yield Check(AGENT, f"node {state.name} {_confines(state.node)}", None)
 
 
-def _audit(entries: Sequence[AuditEntry]) -> Refusal | None:
-    bad = broken_link(entries)
-    if bad is None:
-        return None
-    return Refusal(Code.STATE_CORRUPT, f"entry {bad} does not follow", "an unbroken chain", "compare with your copies")
+async def examine_members(members: Members) -> AsyncIterator[Check]:
+    """The region's CA, and certificates that should have been renewed by now."""
+    rotation = await members.rotation()
+    issuing = next(root for root in rotation.roots if root.state == "issuing")
+    left = issuing.not_after - members.wall
+    found = f"the CA ends in {show_seconds(left)}"
+    soon = Refusal(Code.CERT_EXPIRED, found, f"{show_seconds(CA_SPARE_S)} to spare", "shoal ca rotate")
+    yield Check(REGION, "the CA has time", soon if left < CA_SPARE_S else None)
+    if rotation.stage != "idle" and members.wall - rotation.since > ROTATION_MOST_S:
+        names = ", ".join(each.uri for each in rotation.laggards[:5])
+        refusal = Refusal(Code.WAITING_FOR_LINK, f"it waits for {names}", "a rotation that ends", "shoal ca status")
+        yield Check(REGION, f"the rotation of the CA goes on from {rotation.stage}", refusal)
+    for uri, left in await members.near_end():
+        ended = f"ended {show_seconds(-left)} ago" if left <= 0 else f"ends in {show_seconds(left)}"
+        remedy = "look at its log; it renews by itself when it reaches the enrolment port, or joins again with a token"
+        yield Check(REGION, f"certificate of {uri}", Refusal(Code.CERT_EXPIRED, ended, "one that was renewed", remedy))
+
+
+def _audit(stored: Sequence[Record], head: str) -> Refusal | None:
+    """head: digest of what was the newest entry before they were read: a tail that was cut shows by it."""
+    entries = []
+    for record in stored:
+        try:
+            entries.append(records.load(AuditEntry, record.value))
+        except ShoalError:
+            return _edited(f"entry {int(record.key.removeprefix(AUDIT))} cannot be read")
+    if (bad := broken_link(entries)) is not None:
+        return _edited(f"entry {bad} does not follow from the one before it")
+    if head and all(entry.digest != head for entry in reversed(entries)):
+        return _edited("the newest entries are not those that were written")
+    return None
+
+
+def _edited(found: str) -> Refusal:
+    return Refusal(Code.STATE_CORRUPT, found, "an unbroken chain", "compare with a copy of the store in backups/")
 
 
 def _gateway(nodes: Sequence[NodeState]) -> Refusal | None:
@@ -83,6 +118,12 @@ def _confines(node: Node) -> str:
 
 
 def _node(state: NodeState) -> Refusal | None:
+    if state.revoked:
+        remedy = f"join it again with a new token, or: shoal delete node {state.name}"
+        return Refusal(Code.CERT_REVOKED, f"{state.name} was revoked", "a member of the region", remedy)
+    if state.twins is not None:
+        found = f"one agent at {state.twins.running} has the session, one at {state.twins.other} was refused"
+        return Refusal(Code.TWIN_REFUSED, found, "one agent for each identity", f"shoal node settle {state.name}")
     if state.quarantined:
         return state.refusal
     if state.liveness is not Liveness.READY:

@@ -122,6 +122,11 @@ class EventLog:
         """
         await finish(self._chain(actor, action, subject, outcome))
 
+    @property
+    def audit_head(self) -> str:
+        """Digest of the newest audit entry; empty before the first."""
+        return self._audit_head
+
     async def _chain(self, actor: str, action: str, subject: str, outcome: str) -> None:
         async with self._auditing:
             try:

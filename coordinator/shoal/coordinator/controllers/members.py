@@ -6,7 +6,7 @@ by step, as soon as nobody is left to wait for; what it waits for is listed.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,11 +21,13 @@ from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
-from shoal.wire.identity import NODES, Identity, uri_of
+from shoal.wire.identity import NODES, Identity, parse_name, uri_of
 
 REVOKED: Final = "revoked/"
 TICK_S: Final = Seconds(1.0)
 KEEP: Final = ("running", "none")
+NEAR_END: Final = 1 / 6
+"""Of a certificate's life: it should have been renewed when a third was left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Members:
         broker: Broker | None = None,
         ended: Callable[[frozenset[str]], None],
         turned: Callable[[], None],
+        lifetimes: Mapping[Role, Seconds] = LIFETIME_S,
     ) -> None:
         self._region = region
         self._store = store
@@ -81,6 +84,7 @@ class Members:
         self._broker = broker
         self._ended = ended
         self._turned = turned
+        self._lifetimes = lifetimes
         self._revoked: dict[str, Revocation] = {}
         self._turning = asyncio.Lock()
 
@@ -98,6 +102,10 @@ class Members:
             except (ShoalError, StaleRevision):
                 pass  # the store takes nothing for now; nothing was lost by waiting
             await self._clock.sleep(TICK_S)
+
+    @property
+    def wall(self) -> Wall:
+        return self._clock.wall()
 
     @property
     def revoked(self) -> tuple[Revocation, ...]:
@@ -128,6 +136,22 @@ class Members:
                 f"shoal node settle {identity.name}",
             )
         return None
+
+    async def near_end(self) -> tuple[tuple[str, float], ...]:
+        """(URI name, seconds left) of nodes and people who should have renewed by now; below zero when it ended.
+
+        Of people only while it is good: who never came back since needs no alarm.
+        """
+        wall = self._clock.wall()
+        nodes = self._region.fleet.fleet.nodes.values()
+        held = [await self._store.read(key_of(each.node.role, each.name)) for each in nodes]
+        known = [records.load(IdentityRecord, each.value) for each in held if each is not None]
+        found = [
+            (record.uri, record.not_after - wall)
+            for record in (*known, *await self._people())
+            if not record.revoked and record.not_after - wall < NEAR_END * self._lifetimes[parse_name(record.uri)[1]]
+        ]
+        return tuple(sorted(found, key=lambda each: (each[1], each[0])))
 
     # revoking and settling
 
