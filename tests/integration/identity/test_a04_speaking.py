@@ -146,7 +146,7 @@ def test_a04_what_is_said_of_another_node_counts_for_nobody(coordinator: Coordin
         assert lying.is_refused().refusal.code is Code.NODE_MISMATCH
         before = view(coordinator, "victim")
 
-        told = {
+        told: dict[str, tuple[FromAgent, Code]] = {
             "another's status under my epoch": (status("victim", mine.epoch, 3), Code.NODE_MISMATCH),
             "another's receipt, signed by me as me": (signed(receipt("victim"), liar, "liar"), Code.NODE_MISMATCH),
             "another's receipt, signed by me as it": (

@@ -1,0 +1,157 @@
+"""A region under load whose CA is followed by another, twice, and one of whose nodes is revoked: rows F30 and A09."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from harness.oip import Failed, GrpcClient
+from harness.pki import Files
+from harness.report import record
+from harness.stack import Load, Stack, documents, on_nodes, policy, region, workload
+from harness.wait import wait_until
+from shoal.coordinator.clock import SystemClock
+from shoal.types.codes import Code
+from shoal.wire.enrol import renew
+
+NODES = ("plain-cpu", "edge-npu")
+MEMBERS = (*NODES, "gateway")
+FORWARDED = {"shoal-hop": "1", "shoal-tenant": "default", "shoal-origin": "edge-npu"}
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A workload in two replicas on two nodes."""
+    with region(tmp_path_factory.mktemp("pair"), 2) as found:
+        found.apply(documents(policy("two", on_nodes(NODES, 2)), workload("pair", "relu", "two")))
+        found.serves("pair", 2)
+        yield found
+
+
+def copied(files: Files, folder: Path) -> Files:
+    """As they are now."""
+    folder.mkdir()
+    for name, content in zip(("cert.pem", "key.pem", "ca.pem"), files.read(), strict=True):
+        (folder / name).write_bytes(content)
+    return files_in(folder)
+
+
+def files_in(folder: Path) -> Files:
+    return Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+
+
+def code_of(port: int, files: Files, said: dict[str, str] | None = None) -> str:
+    """What a front says to who shows these files on a connection of its own; empty when it is let in."""
+
+    async def ask() -> str:
+        client = GrpcClient(port, files.authority.read_bytes(), files)
+        client.said = said or {}
+        try:
+            await client.ready()
+        except Failed as error:
+            return error.code or str(error.status)
+        finally:
+            await client.close()
+        return ""
+
+    return asyncio.run(ask())
+
+
+def stage(stack: Stack) -> str:
+    with stack.api() as api:
+        return str(api.authority().stage)
+
+
+def test_f30_the_ca_is_followed_by_another_twice_under_load(pair: Stack, tmp_path: Path) -> None:
+    """As an operator does it. The tenant's client brings its own files up to date; who has yet to do so is served all
+    the while, also on new connections. Each node calls anew once for its new certificate, not all at the same time."""
+    processes, workers = pair.processes(), pair.workers()
+    before = pair.events()[-1].sequence
+    gateway, enrol = pair.port("gateway", "grpc"), pair.info.stack.coordinator.addresses["enrol"]
+    clock = SystemClock()
+    for turn in (1, 2):
+        with pair.api() as api:
+            old = [root.fingerprint for root in api.authority().roots if root.state == "issuing"]
+        linked = {name: len(pair.logged(name, "link_up")) for name in MEMBERS}
+        outdated = copied(pair.client_files, tmp_path / f"outdated-{turn}")
+        began = clock.now()
+        with Load(gateway, outdated, "pair") as load:
+            begun = pair.shoal("ca", "rotate", "--wait", "0s")
+            assert begun.returncode == 0, begun.stderr
+            wait_until(lambda: stage(pair) == "issue", PATIENCE_S, "the next CA to issue")
+
+            def lagging() -> list[str]:
+                with pair.api() as api:
+                    return [each.uri for each in api.authority().laggards]
+
+            wait_until(lambda: all("/tenant/" in uri for uri in lagging()), PATIENCE_S, "every node to have followed")
+            assert lagging() == ["shoal://local/tenant/default"], "whoever holds files of its own is waited for"
+            for name in MEMBERS:
+                assert code_of(pair.port(name, "grpc"), outdated) == "", f"{name} to who trusts the old CA alone"
+            renew(enrol, Path(pair.client_files.certificate).parent).write(Path(pair.client_files.certificate).parent)
+            wait_until(lambda: stage(pair) == "idle", PATIENCE_S, "the old CA to go")
+            took_s = clock.now() - began
+            with Load(gateway, pair.client_files, "pair") as fresh:
+                load.wait_for(50)
+        for each in (load, fresh):
+            verdict = each.verdict()
+            assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+        with pair.api() as api:
+            states = {root.fingerprint: root.state for root in api.authority().roots}
+        assert states[old[0]] == "retired"
+        assert list(states.values()).count("issuing") == 1
+        calls = {name: len(pair.logged(name, "link_up")) - count for name, count in linked.items()}
+        assert calls == dict.fromkeys(MEMBERS, 1), "one new session each, for its new certificate"
+        wait_until(
+            lambda: all(code_of(pair.port(name, "grpc"), pair.client_files) == "" for name in MEMBERS),
+            PATIENCE_S,
+            "every front to show a certificate of the new CA",
+        )
+        record("F30", "P", 1, turn=turn, lost=0, sent=load.verdict().sent, sessions=calls, took_s=round(took_s, 1))
+    assert pair.processes() == processes, "nothing was restarted"
+    assert pair.workers() == workers
+    assert not [event for event in pair.events(before) if event.code in ("NODE_LOST", "NODE_SUSPECT")]
+    assert pair.doctor() == []
+
+
+def test_a09_a_revoked_node_is_out_at_once_and_nothing_is_lost(pair: Stack, tmp_path: Path) -> None:
+    """Its session, its routes, its word among the fronts, its renewal; and it stops serving itself."""
+    stolen = copied(files_in(pair.control.folder / "edge-npu" / "identity"), tmp_path / "stolen")
+    assert code_of(pair.port("plain-cpu", "grpc"), stolen, FORWARDED) == "", "a peer, until it is revoked"
+    before = pair.events()[-1].sequence
+    down = len(pair.logged("edge-npu", "link_down"))
+    with Load(pair.port("gateway", "grpc"), pair.client_files, "pair") as load:
+        done = pair.shoal("node", "revoke", "edge-npu", "--reason", "it was stolen")
+        assert done.returncode == 0, done.stderr
+        event = next(each for each in pair.events(before) if each.code == "NODE_REVOKED")
+        wait_until(lambda: len(pair.logged("edge-npu", "link_down")) > down, PATIENCE_S, "its session to end")
+        ended = pair.logged("edge-npu", "link_down")[down]
+        assert ended["code"] == Code.CERT_REVOKED
+        closed_s = _stamp(ended["timestamp"]) - event.at
+        assert closed_s <= 1.0
+        for name in ("plain-cpu", "gateway"):
+            wait_until(
+                lambda name=name: code_of(pair.port(name, "grpc"), stolen, FORWARDED) == Code.CERT_REVOKED,
+                PATIENCE_S,
+                f"{name} to refuse it",
+            )
+        routed = [row.assignment.node for row in pair.placements("pair") if row.routed]
+        assert routed == ["plain-cpu"]
+        load.wait_for(100)
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    wait_until(
+        lambda: not any("edge-npu" in str(path) for path in pair.control.folder.glob("edge-npu/run/worker-*.json")),
+        PATIENCE_S,
+        "it to stop serving",
+    )
+    failing = pair.doctor()
+    assert any("edge-npu" in line and "revoked" in line for line in failing), failing
+    record("A09", "P", 1, closed_after_s=round(closed_s, 3), lost=verdict.lost, sent=verdict.sent)
+
+
+def _stamp(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
