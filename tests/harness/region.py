@@ -158,6 +158,8 @@ class Agent:
     sequence: int = 0
     version: Version | None = None
     observed: tuple[Observed, ...] = ()
+    serial: str = ""
+    roots: tuple[str, ...] = ()
 
     @property
     def node(self) -> Node:
@@ -192,7 +194,7 @@ class Agent:
         reading = Reading("cpu0", Bytes(free_bytes), 0.1, 50.0, Watts(10.0), 1.0, self.world.clock.wall())
         status = Status(
             self.name, epoch or self.epoch, self.sequence, True, self.version, self.observed, (), (reading,), (),
-            self.world.clock.wall(), True,
+            self.world.clock.wall(), True, serial=self.serial, roots=self.roots,
         )  # fmt: skip
         return self.world.region.fleet.heard(self.name, epoch or self.epoch, status)
 

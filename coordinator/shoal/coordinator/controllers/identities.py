@@ -1,11 +1,12 @@
 """The identities of the region: which certificates each of them holds, as the store keeps it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.ports import Issued
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
+from shoal.wire.identity import Identity
 
 IDENTITIES: Final = "identities/"
 GRACE_S: Final = Seconds(90 * 86400.0)
@@ -42,6 +43,17 @@ class IdentityRecord:
         good = tuple(each for each in known if each.not_after > wall)
         ended = tuple(each for each in known if each.not_after <= wall < each.not_after + GRACE_S)
         return (*ended[-EXPIRED_KEPT:], *good)
+
+
+def shown(known: IdentityRecord | None, identity: Identity, wall: Wall) -> IdentityRecord:
+    """The record with a certificate that was shown: a store that was lost may not know it, and its holder must be able
+    to show it again when the reply to a renewal was lost."""
+    if known is None:
+        return IdentityRecord(identity.uri, identity.serial, identity.not_after, "")
+    held = known.certificates(wall)
+    if any(each.serial == identity.serial for each in held):
+        return known
+    return replace(known, held=(*held, Held(identity.serial, identity.not_after, "")))
 
 
 def issued(known: IdentityRecord | None, uri: str, certificate: Issued, token: str, wall: Wall) -> IdentityRecord:

@@ -175,7 +175,8 @@ class Renewal:
             wall=wall,
         )
         event = Event("RENEWED", identity.uri, f"serial {issued.serial}, after {identity.serial}", identity.uri)
-        after = identities.issued(known, identity.uri, issued, known.token if known is not None else "", wall)
+        before = identities.shown(known, identity, wall)
+        after = identities.issued(before, identity.uri, issued, before.token, wall)
         try:
             await self._events.commit(
                 {key: records.dump(after)}, expect={key: record.revision if record else 0}, events=[event]

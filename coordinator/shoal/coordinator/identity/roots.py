@@ -87,6 +87,7 @@ class Roots:
         known = tuple(_read(folder, name, region, keyless=name not in state.trusted) for name in names)
         if state.issuing not in names or not set(state.trusted) <= set(names):
             raise _corrupt("rotation.json names a CA that is gone", "restore ca/ from a copy")
+        _forget(folder, (name for name in names if _number(name) < min(map(_number, state.trusted))))
         return cls(folder, region, known, state.issuing, state.trusted, Wall(state.since))
 
     @property
@@ -122,9 +123,7 @@ class Roots:
     def retired(self, wall: Wall) -> Self:
         """The successor alone is trusted; the old key is gone. Blocking."""
         after = self._saved(self.issuing_name, (self.issuing_name,), wall)
-        for name in self.trusted:
-            if name != self.issuing_name:
-                (_place(self.folder, name) / "key.pem").unlink(missing_ok=True)
+        _forget(self.folder, (name for name in self.trusted if name != self.issuing_name))
         known = (root if root.name in after.trusted else replace(root, key=None) for root in self.known)
         return replace(after, known=tuple(known))
 
@@ -181,6 +180,12 @@ def _number(name: str) -> int:
 
 def _place(folder: Path, name: str) -> Path:
     return folder if name == FIRST else folder / name
+
+
+def _forget(folder: Path, retired: Iterable[str]) -> None:
+    """Their keys; at an open also those of a retirement that was cut off."""
+    for name in retired:
+        (_place(folder, name) / "key.pem").unlink(missing_ok=True)
 
 
 def _write(folder: Path, root: Root) -> None:
