@@ -104,14 +104,14 @@ class Renewal:
 
     async def _renew(self, certificate_pem: bytes, csr_pem: bytes, nonce: str, signature: bytes, peer: str) -> Renewed:
         self._check_nonce(nonce)
-        certificate, identity = self._recognised(certificate_pem)
+        certificate, identity, issuer = self._recognised(certificate_pem)
         try:
             verify(certificate, signature, self._region, identity.name, RENEWAL, nonce.encode() + csr_pem)
         except ShoalError as cause:
             raise _denied("not signed by the key of that certificate", "its holder", "enrol again") from cause
         self._authority.check(csr_pem, identity.name)
         self._spend(identity, nonce)
-        issued = await self._issue(identity, csr_pem, peer)
+        issued = await self._issue(identity, issuer, csr_pem, peer)
         late = identity.not_after < self._clock.wall()
         self._meter.count("renewals", role=identity.role, late=str(late).lower())
         return Renewed(identity, issued, self._authority.ca_pem)
@@ -124,11 +124,11 @@ class Renewal:
         if self._clock.now() * 1000 >= int(said.partition(".")[0]) or nonce in self._used:
             raise stale
 
-    def _recognised(self, certificate_pem: bytes) -> tuple[x509.Certificate, Identity]:
-        """Whose certificate it is, if its holder may renew it at all."""
+    def _recognised(self, certificate_pem: bytes) -> tuple[x509.Certificate, Identity, str]:
+        """Whose certificate it is, if its holder may renew it at all, and the fingerprint of the CA that signed it."""
         try:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
-            self._authority.recognise(certificate, retired=True)
+            issuer = self._authority.recognise(certificate, retired=True)
             identity = identity_of_certificate(certificate)
         except (ValueError, ShoalError) as cause:
             raise _denied("not a certificate of this region", "the one that is held", "enrol again") from cause
@@ -143,7 +143,7 @@ class Renewal:
                 f"at most {show_seconds(GRACE_S)}",
                 "enrol again: shoal token create",
             )
-        return certificate, identity
+        return certificate, identity, issuer
 
     def _spend(self, identity: Identity, nonce: str) -> None:
         now = self._clock.now()
@@ -158,12 +158,18 @@ class Renewal:
         self._used = {each: ends for each, ends in self._used.items() if ends > now}
         self._used[nonce] = Elapsed(now + NONCE_S)
 
-    async def _issue(self, identity: Identity, csr_pem: bytes, peer: str) -> bytes:
-        """The certificate; it is in the store, with its event, before it is given away."""
+    async def _issue(self, identity: Identity, issuer: str, csr_pem: bytes, peer: str) -> bytes:
+        """The certificate; it is in the store, with its event, before it is given away.
+
+        A retired CA's key may be in other hands, which is why one retires a CA: of its certificates those alone count
+        that are on record.
+        """
         wall = self._clock.wall()
         key = key_of(identity.role, identity.name)
         record = await self._store.read(key)
         known = None if record is None else records.load(IdentityRecord, record.value)
+        if issuer not in self._authority.fingerprints and not _holds(known, identity, wall):
+            raise _denied("a certificate of a retired CA that is not on record", "one that is", "enrol again")
         if known is not None and _superseded(known, identity, wall):
             raise _denied("a newer certificate followed this one", "the newest", "use the newest, or enrol again")
         issued = self._authority.issue(
@@ -189,10 +195,14 @@ class Renewal:
         return hmac.new(self._seal, said.encode(), hashlib.sha256).hexdigest()
 
 
+def _holds(known: IdentityRecord | None, identity: Identity, wall: Wall) -> bool:
+    return known is not None and any(each.serial == identity.serial for each in known.certificates(wall))
+
+
 def _superseded(known: IdentityRecord, identity: Identity, wall: Wall) -> bool:
     """A certificate that this record does not name but is newer than all it names was issued by a store that was lost
     since: its holder must not be locked out for that."""
-    if any(each.serial == identity.serial for each in known.certificates(wall)):
+    if _holds(known, identity, wall):
         return False
     return known.revoked or identity.not_after <= known.not_after
 

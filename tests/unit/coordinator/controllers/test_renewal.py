@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -191,6 +192,25 @@ async def test_a_store_that_was_lost_since_locks_nobody_out(counter: Counter) ->
     assert now is not None
     await counter.renewal._events.commit({key: kept.value}, expect={key: now.revision})
     assert (await third.renews()).identity.name == "edge-1"
+
+
+async def test_a12_who_was_away_over_a_rotation_comes_back_and_who_has_the_old_ca_s_key_does_not(
+    counter: Counter,
+) -> None:
+    away = await counter.holder("away").renews()
+    thief = counter.holder("away")
+    stranger, boss = counter.holder("stranger"), counter.holder("boss", Role.OPERATOR)
+    counter.clock.advance(3600.0)
+    late_thief = counter.holder("away")  # what a key that was stolen could sign at any time, with any date
+    wall = counter.clock.wall()
+    for step in (counter.authority.begin, counter.authority.promote):
+        await step(wall)
+        assert counter.authority.fingerprints
+    await counter.authority.retire(wall)
+    for number, forged in enumerate((thief, stranger, boss, late_thief)):
+        assert "retired" in await forged.is_denied(peer=f"10.0.1.{number}")
+    back = await away.renews()
+    assert counter.authority.recognise(x509.load_pem_x509_certificate(back.pem)) == counter.authority.fingerprint
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 40 * 86400.0), st.floats(60.0, 30 * 86400.0)), max_size=30))
