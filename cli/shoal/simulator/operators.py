@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.catalog import DOCUMENTS, DocumentKey, StoredDocument
-from shoal.coordinator.controllers.events import AUDIT, AuditEntry
+from shoal.coordinator.controllers.events import AUDIT, AuditEntry, digest_of
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.controllers.fleet import NODES, NodeRecord
 from shoal.coordinator.controllers.region import Region
@@ -146,8 +146,8 @@ class Operators:
         if store is None:
             return
         kept = sorted((key, value) for key, value in store.contents().items() if key.startswith(AUDIT))
-        entries = [records.load(AuditEntry, value) for _, value in kept]
-        told = tuple((each.sequence, each.subject, each.previous, each.digest) for each in entries)
+        entries = [(records.load(AuditEntry, value), digest_of(value)) for _, value in kept]
+        told = tuple((each.sequence, each.subject, each.previous, digest) for each, digest in entries)
         self._world.record("operator.audit", entries=told)
 
     async def send_requests(self) -> None:

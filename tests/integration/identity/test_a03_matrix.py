@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import grpc
+import grpc.aio
 import pytest
 
 from harness.broker import broker, tls
@@ -205,7 +206,7 @@ async def test_a03_every_role_calls_every_method_of_a_front_in_both_forms(tmp_pa
                         assert code != Code.UNAUTHENTICATED
                         asked += 1
             await over_grpc.close()
-        config, roots = node.front.config, files.authority.read_bytes()
+        config, roots = node.front.config, authority.certificate.read_bytes()
         tokenless, anonymous = GrpcClient(config.token_port, roots), RestClient(config.rest_port, roots)
         for method in INFER:
             wanted = "" if method == "ServerLive" else Code.UNAUTHENTICATED

@@ -1,6 +1,7 @@
 """A region under load whose CA is followed by another, twice, and one of whose nodes is revoked: rows F30 and A09."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
@@ -65,6 +66,12 @@ def is_refused(port: int, files: Files) -> bool:
     return code_of(port, files, FORWARDED) == Code.CERT_REVOKED
 
 
+def loaded(stack: Stack, node: str) -> list[str]:
+    """Assignments that have a process there; a spare worker has none."""
+    told = [json.loads(path.read_text()) for path in stack.control.folder.glob(f"{node}/run/worker-*.json")]
+    return [one["id"] for each in told for one in each["assignments"]]
+
+
 def stage(stack: Stack) -> str:
     with stack.api() as api:
         return str(api.authority().stage)
@@ -124,6 +131,19 @@ def test_f30_the_ca_is_followed_by_another_twice_under_load(pair: Stack, tmp_pat
     assert pair.doctor() == []
 
 
+def test_keys_lie_in_files_that_only_their_owner_reads_and_nowhere_else(pair: Stack) -> None:
+    """Of the CA, the region, its operator, its nodes and its clients; none in the store, a log or a command line."""
+    folder = pair.control.folder
+    holding = [path for path in folder.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert {path.name for path in holding} == {"key.pem"}
+    kept_in = {part for path in holding for part in path.relative_to(folder).parts[:-1]}
+    assert kept_in >= {"ca", "server", "operator", "identity", "client"}
+    assert [oct(path.stat().st_mode & 0o777) for path in holding] == ["0o600"] * len(holding)
+    assert not [path for path in holding if path.parent.stat().st_mode & 0o077]
+    for pid, _ in pair.processes():
+        assert b"PRIVATE KEY" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_a09_a_revoked_node_is_out_at_once_and_nothing_is_lost(pair: Stack, tmp_path: Path) -> None:
     """Its session, its routes, its word among the fronts, its renewal; and it stops serving itself."""
     stolen = copied(files_in(pair.control.folder / "edge-npu" / "identity"), tmp_path / "stolen")
@@ -147,11 +167,8 @@ def test_a09_a_revoked_node_is_out_at_once_and_nothing_is_lost(pair: Stack, tmp_
         load.wait_for(100)
     verdict = load.verdict()
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
-    wait_until(
-        lambda: not any("edge-npu" in str(path) for path in pair.control.folder.glob("edge-npu/run/worker-*.json")),
-        PATIENCE_S,
-        "it to stop serving",
-    )
+    wait_until(lambda: not loaded(pair, "edge-npu"), PATIENCE_S, "it to stop serving")
+    assert loaded(pair, "plain-cpu")
     failing = pair.doctor()
     assert any("edge-npu" in line and "revoked" in line for line in failing), failing
     record("A09", "P", 1, closed_after_s=round(closed_s, 3), lost=verdict.lost, sent=verdict.sent)

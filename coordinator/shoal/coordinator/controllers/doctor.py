@@ -4,14 +4,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.events import AUDIT, AuditEntry, broken_link
+from shoal.coordinator.controllers.events import AUDIT, broken_link, digest_of
 from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
 from shoal.coordinator.core.workloads.invariants import check
 from shoal.coordinator.ports import Record, Store
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node
 from shoal.types.units import show_seconds
 
@@ -87,17 +86,11 @@ async def examine_members(members: Members) -> AsyncIterator[Check]:
         yield Check(REGION, f"certificate of {uri}", Refusal(Code.CERT_EXPIRED, ended, "one that was renewed", remedy))
 
 
-def _audit(stored: Sequence[Record], head: str) -> Refusal | None:
+def _audit(entries: Sequence[Record], head: str) -> Refusal | None:
     """head: digest of what was the newest entry before they were read: a tail that was cut shows by it."""
-    entries = []
-    for record in stored:
-        try:
-            entries.append(records.load(AuditEntry, record.value))
-        except ShoalError:
-            return _edited(f"entry {int(record.key.removeprefix(AUDIT))} cannot be read")
     if (bad := broken_link(entries)) is not None:
-        return _edited(f"entry {bad} does not follow from the one before it")
-    if head and all(entry.digest != head for entry in reversed(entries)):
+        return _edited(f"entry {bad} cannot be read or does not follow from the one before it")
+    if head and all(digest_of(entry.value) != head for entry in reversed(entries)):
         return _edited("the newest entries are not those that were written")
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.finish import finish
-from shoal.coordinator.ports import Clock, Compacted, StaleRevision, Store, Transaction
+from shoal.coordinator.ports import Clock, Compacted, Record, StaleRevision, Store, Transaction
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
@@ -46,10 +46,6 @@ class AuditEntry:
     subject: str
     outcome: str
     previous: str
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(records.dump(self)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +135,14 @@ class EventLog:
         entry = AuditEntry(self._audit_next, self._clock.wall(), actor, action, subject, outcome, self._audit_head)
         key = _key(AUDIT, entry.sequence)
         deletes = (_key(AUDIT, entry.sequence - self._audit_kept),) if entry.sequence > self._audit_kept else ()
-        await self._store.commit(Transaction({key: records.dump(entry)}, deletes, expect={key: 0}))
-        self._audit_next, self._audit_head = entry.sequence + 1, entry.digest
+        value = records.dump(entry)
+        await self._store.commit(Transaction({key: value}, deletes, expect={key: 0}))
+        self._audit_next, self._audit_head = entry.sequence + 1, digest_of(value)
 
     async def _find_tail(self) -> None:
+        """Whatever it says: an entry that somebody spoilt is for doctor to tell, and keeps nothing from starting."""
         for record in await self._store.scan(AUDIT, after=_key(AUDIT, self._audit_next - 1)):
-            entry = records.load(AuditEntry, record.value)
-            self._audit_next, self._audit_head = entry.sequence + 1, entry.digest
+            self._audit_next, self._audit_head = _number(record) + 1, digest_of(record.value)
 
     async def past(self, after: int, limit: int) -> tuple[Event, ...]:
         """The newest `limit` events after number `after`, oldest first."""
@@ -172,14 +169,30 @@ class EventLog:
                 revision = gone.revision
 
 
-def broken_link(entries: Iterable[AuditEntry]) -> int | None:
-    """The sequence number of the first audit entry that does not follow from the one before it; None when all do."""
-    previous: AuditEntry | None = None
-    for entry in entries:
-        if previous is not None and (entry.previous != previous.digest or entry.sequence != previous.sequence + 1):
-            return entry.sequence
-        previous = entry
+def broken_link(stored: Iterable[Record]) -> int | None:
+    """The number of the first stored audit entry that cannot be read or does not follow from the one before it; None
+    when all do. By the stored bytes: a later version may know an entry's fields otherwise."""
+    previous: Record | None = None
+    for record in stored:
+        number = _number(record)
+        try:
+            entry = records.load(AuditEntry, record.value)
+        except ShoalError:
+            return number
+        follows = previous is None or (entry.previous == digest_of(previous.value) and number == _number(previous) + 1)
+        if entry.sequence != number or not follows:
+            return number
+        previous = record
     return None
+
+
+def digest_of(value: bytes) -> str:
+    """Of a stored audit entry, as the next one carries it."""
+    return hashlib.sha256(value).hexdigest()
+
+
+def _number(record: Record) -> int:
+    return int(record.key.removeprefix(AUDIT))
 
 
 def _key(prefix: str, sequence: int) -> str:

@@ -315,11 +315,15 @@ async def test_events_are_kept_to_their_number_and_followed(world: World) -> Non
 async def test_the_audit_log_shows_what_was_done_to_it(world: World) -> None:
     for number in range(6):
         await world.region.events.audit("shoal://eu/operator/admin", "Apply", f"{number}", "applied")
-    entries = [records.load(AuditEntry, record.value) for record in await world.store.scan(AUDIT)]
-    assert broken_link(entries) is None
-    assert broken_link([*entries[:2], replace(entries[2], subject="other"), *entries[3:]]) == entries[3].sequence
-    assert broken_link([*entries[:2], *entries[3:]]) == entries[3].sequence
-    assert broken_link([entries[1], entries[0], *entries[2:]]) is not None
+    stored = await world.store.scan(AUDIT)
+    entries = [records.load(AuditEntry, record.value) for record in stored]
+    assert broken_link(stored) is None
+    other = replace(stored[2], value=records.dump(replace(entries[2], subject="other")))
+    assert broken_link([*stored[:2], other, *stored[3:]]) == entries[3].sequence
+    assert broken_link([*stored[:2], *stored[3:]]) == entries[3].sequence
+    assert broken_link([*stored[:2], replace(stored[2], value=b"{}"), *stored[3:]]) == entries[2].sequence
+    swapped = [replace(stored[0], value=stored[1].value), replace(stored[1], value=stored[0].value), *stored[2:]]
+    assert broken_link(swapped) == entries[0].sequence
     checks = [check async for check in examine(world.region, world.store) if "audit" in check.name]
     assert [check.refusal for check in checks] == [None]
 
