@@ -68,7 +68,7 @@ class ChosenLink:
 
     async def _look_forever(self) -> None:
         """While a session over MQTT is open: ends it once gRPC is back."""
-        if self.carrier is Carrier.GRPC:
+        if self._choice.look_at is None:
             return
         while (at := self._choice.look_at) is not None:
             await self._clock.sleep(Seconds(max(0.0, at - self._clock.now())))
