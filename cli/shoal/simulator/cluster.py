@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shoal.agent.supervisor import Settings, Supervisor
 from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.simulator.broker import Broker, BrokerLink, BrokerLinks
 from shoal.simulator.disk import Disk
 from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Workers
 from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
@@ -35,6 +36,8 @@ class Spec:
     profiles: Mapping[str, ModelProfile]
     behaviours: Mapping[str, Behaviour]
     datagrams: bool = False
+    mqtt: bool = False
+    """The agents' links go over a broker."""
 
 
 class Cluster:
@@ -43,7 +46,8 @@ class Cluster:
     def __init__(self, world: World, spec: Spec) -> None:
         self.world = world
         self.spec = spec
-        self.network = Network(world, datagrams=spec.datagrams)
+        self.network = Network(world, datagrams=spec.datagrams and not spec.mqtt)
+        self.broker = Broker(self.network) if spec.mqtt else None
         self.models = Models(spec.profiles)
         self.disk = Disk(world, COORDINATOR, full_code=Code.STORE_FULL)
         self.clock = Clock(world, booted_at=world.chance.stream("coordinator").between(1.0, 1e5))
@@ -98,7 +102,7 @@ class Cluster:
 
     async def _run_coordinator(self, process: Process) -> None:
         self.store = store = Store(self.world, process, self.disk)
-        links = AgentLinks(process, self.network)
+        links = AgentLinks(process, self.network) if self.broker is None else BrokerLinks(process, self.broker)
         region = Region(
             store,
             links,
@@ -113,6 +117,8 @@ class Cluster:
         self.watch = Watch(self.world, region, self.operators.deleted)
         self.region = region
         self.network.listen(process, region.fleet)
+        if isinstance(links, BrokerLinks):
+            links.serve(region.fleet)
         self.world.record("coordinator.serving")
         await region.run()
 
@@ -167,7 +173,7 @@ class Cluster:
             settings=Settings(),
             node=self._node(machine),
             drivers=(Driver(process, machine),),
-            link=Link(process, self.network, machine.name),
+            link=self._link(process, machine),
             workers=Workers(process, machine),
             front=Front(process, machine),
             journal=Journal(world, process, machine.disk, machine.name),
@@ -179,9 +185,14 @@ class Cluster:
         )
         await supervisor.run()
 
+    def _link(self, process: Process, machine: Machine) -> Link | BrokerLink:
+        if self.broker is None:
+            return Link(process, self.network, machine.name, machine.identity)
+        return BrokerLink(process, self.broker, machine.name, machine.identity)
+
     def _node(self, machine: Machine) -> Node:
         return Node(
-            name=machine.name,
+            name=machine.identity,
             region=REGION,
             role=machine.role,
             labels=dict(self.spec.labels.get(machine.name, {})),
@@ -222,6 +233,8 @@ class Cluster:
         for path in self.network.paths():
             path.cut = False
         self.network.healed()
+        if self.broker is not None:
+            self.broker.start()
         for process in (self.coordinator, *(machine.supervisor for machine in self.machines)):
             if process is not None:
                 process.fuse = 0

@@ -94,6 +94,14 @@ async def _partition(cluster: "Cluster", chance: Chance) -> None:
     cluster.world.record("fault.healed", node=machine.name, others=tuple(others))
 
 
+async def _kill_broker(cluster: "Cluster", chance: Chance) -> None:
+    """With what it keeps, or empty when it is back."""
+    broker = cluster.broker
+    if broker is not None and broker.is_up:
+        broker.die(forgets=chance.happens(0.5))
+        cluster.world.later(chance.pick([0.1, 1.0, 6.0]) * chance.between(0.5, 1.5), broker.start)
+
+
 async def _end_worker(cluster: "Cluster", chance: Chance) -> None:
     machine = _with_workers(cluster, chance)
     if machine is not None:
@@ -190,6 +198,7 @@ KINDS = (
     Kind("documents", 4.0, _change_documents),
     Kind("hang-up", 4.0, _hang_up),
     Kind("cordon", 8.0, _cordon),
+    Kind("broker-kill", 6.0, _kill_broker),
 )
 
 

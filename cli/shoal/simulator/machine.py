@@ -106,10 +106,13 @@ class Machine:
         role: Role,
         chips: tuple[Chip, ...],
         models: Mapping[str, Behaviour],
+        identity: str = "",
     ) -> None:
+        """identity: the name that its agent says; its own where it is nobody's twin."""
         self.world = world
         self.network = network
         self.name = name
+        self.identity = identity or name
         self.role = role
         self.chips = {each.device.name: each for each in chips}
         self.models = models
@@ -216,14 +219,15 @@ class Machine:
     async def _try(self, endpoint: Endpoint, workload: WorkloadKey) -> tuple[Code | None, str]:
         if endpoint.kind is EndpointKind.LOCAL:
             return await self._infer(endpoint.assignment)
-        there = self.network.transit(self.name, endpoint.node)
-        peer = self.network.machines.get(endpoint.node)
+        place = endpoint.address.partition(":")[0]
+        there = self.network.transit(self.name, place)
+        peer = self.network.machines.get(place)
         if there is None or peer is None:
             await asyncio.sleep(0.5)
             return Code.REPLICA_UNREACHABLE, ""
         await asyncio.sleep(there)
         answer = await peer.request(workload, forwarded=True)
-        back = self.network.transit(endpoint.node, self.name)
+        back = self.network.transit(place, self.name)
         if back is None:
             await asyncio.sleep(0.5)
             return Code.REPLICA_UNREACHABLE, ""
@@ -355,7 +359,7 @@ class Workers:
         if known is None or device.name in machine.lost_devices:
             raise refuse(Code.DEVICE_LOST, f"{device.name} does not answer", "a device", "check its driver")
         return Receipt(
-            node=machine.name,
+            node=machine.identity,
             device=device.name,
             provider=device.provider,
             driver_version=device.driver_version,

@@ -10,7 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shoal.coordinator.controllers.finish import deliver, finish
 from shoal.coordinator.ports import LinkEvents
@@ -24,6 +24,8 @@ from shoal.wire import nouns
 
 if TYPE_CHECKING:
     from shoal.simulator.machine import Machine
+
+T = TypeVar("T")
 
 COORDINATOR = "coordinator"
 CONNECT_TIMEOUT_S = 3.0
@@ -59,6 +61,7 @@ class Network:
         self._paths: dict[tuple[str, str], Conditions] = {}
         self.machines: dict[str, Machine] = {}
         self._sessions: list[_Session] = []
+        self.on_healed: list[Callable[[], None]] = []
 
     def path(self, source: str, target: str) -> Conditions:
         """The conditions of one direction; change them to change the weather."""
@@ -80,6 +83,8 @@ class Network:
         for session in self._sessions:
             session.up.retransmit()
             session.down.retransmit()
+        for again in self.on_healed:
+            again()
 
     def transit(self, source: str, target: str) -> float | None:
         """Seconds that one message takes now; None: it is lost."""
@@ -92,21 +97,22 @@ class Network:
         stretch = 10.0 if self.chance.happens(path.late) else 1.0
         return 0.0002 + stretch * self.chance.delay(path.delay_s)
 
-    async def connect(self, process: Process, node: str, hello: Hello) -> "Session":
-        """One session for `node`. Raises ShoalError(COORDINATOR_UNREACHABLE) or what the coordinator answers."""
+    async def connect(self, process: Process, place: str, node: str, hello: Hello) -> "Session":
+        """One session for `node` from the machine at `place`. Raises ShoalError(COORDINATOR_UNREACHABLE) or what the
+        coordinator answers."""
         data = nouns.from_agent_to_wire(hello).SerializeToString()
         process.gate("connect")
-        self.world.record("link.connect", node=node, holds=_version(hello.holds))
-        there = self.transit(node, COORDINATOR)
+        self.world.record("link.connect", node=place, holds=version_of(hello.holds))
+        there = self.transit(place, COORDINATOR)
         if there is None:
             await asyncio.sleep(CONNECT_TIMEOUT_S)
-            raise _unreachable("no answer")
+            raise unreachable("no answer")
         await asyncio.sleep(there)
         listener = self.listener
         if listener is None or not listener.process.alive:
-            await asyncio.sleep(self.delay(self.path(COORDINATOR, node)))
-            raise _unreachable("connection refused")
-        session = _Session(self, node, listener, process)
+            await asyncio.sleep(self.delay(self.path(COORDINATOR, place)))
+            raise unreachable("connection refused")
+        session = _Session(self, place, node, listener, process)
         session.serving = listener.process.spawn(session.serve(data, hello.node.role), f"session-{node}")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -114,7 +120,7 @@ class Network:
         except (TimeoutError, asyncio.CancelledError) as cause:
             session.client_left()
             if isinstance(cause, TimeoutError):
-                raise _unreachable("no answer") from cause
+                raise unreachable("no answer") from cause
             raise
         process.check()
         if isinstance(answer, Refusal):
@@ -133,15 +139,16 @@ class Network:
 
 
 class Link:
-    """The agent's Link port."""
+    """The agent's Link port. place: of its machine; node: the name that its certificate says."""
 
-    def __init__(self, process: Process, network: Network, node: str) -> None:
+    def __init__(self, process: Process, network: Network, place: str, node: str) -> None:
         self._process = process
         self._network = network
+        self._place = place
         self._node = node
 
     async def connect(self, hello: Hello) -> "Session":
-        return await self._network.connect(self._process, self._node, hello)
+        return await self._network.connect(self._process, self._place, self._node, hello)
 
 
 class Session:
@@ -156,7 +163,7 @@ class Session:
         self._process.gate("send")
         if not self._session.up.open:
             raise self._session.ended()
-        self._session.network.world.record("agent.sent", node=self._session.node, **_told(message))
+        self._session.network.world.record("agent.sent", node=self._session.place, **told(message))
         self._session.up.send(nouns.from_agent_to_wire(message).SerializeToString())
 
     async def receive(self) -> ToAgent:
@@ -200,8 +207,9 @@ class AgentLinks:
 class _Session:
     """Both ends of one session and what is on the way between them."""
 
-    def __init__(self, network: Network, node: str, listener: Listener, client: Process) -> None:
+    def __init__(self, network: Network, place: str, node: str, listener: Listener, client: Process) -> None:
         self.network = network
+        self.place = place
         self.node = node
         self.epoch = 0
         self.serving: asyncio.Task[None] | None = None
@@ -210,12 +218,12 @@ class _Session:
         self.answer: asyncio.Future[Welcome | Refusal] = network.world.loop.create_future()
         self.client_inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.server_inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.up = _Pipe(network, node, COORDINATOR, self.server_inbox.put_nowait)
-        self.down = _Pipe(network, COORDINATOR, node, self.client_inbox.put_nowait)
+        self.up = Pipe[bytes](network, place, COORDINATOR, self.server_inbox.put_nowait)
+        self.down = Pipe[bytes](network, COORDINATOR, place, self.client_inbox.put_nowait)
         self._silent = 0
 
     def ended(self) -> ShoalError:
-        return _unreachable("the session has ended")
+        return unreachable("the session has ended")
 
     async def serve(self, hello_bytes: bytes, role: Role) -> None:
         """The coordinator's side, as its link adapter does it: opened, received in order, closed. It is cancelled when
@@ -261,14 +269,14 @@ class _Session:
 
     def tell(self, message: ToAgent) -> None:
         if self.down.open:
-            self.network.world.record("coordinator.sent", node=self.node, epoch=self.epoch, **_told(message))
+            self.network.world.record("coordinator.sent", node=self.node, epoch=self.epoch, **told(message))
             self.down.send(nouns.to_agent_to_wire(message).SerializeToString())
 
     def watch(self) -> None:
         """Keepalive: both ends give up on a path that was silent twice."""
         if not (self.up.open and self.down.open):
             return
-        self._silent = 0 if self.network.open_both_ways(self.node, COORDINATOR) else self._silent + 1
+        self._silent = 0 if self.network.open_both_ways(self.place, COORDINATOR) else self._silent + 1
         if self._silent >= 2:
             self._close(self.server_inbox, 0.0)
             self._close(self.client_inbox, 0.0)
@@ -279,19 +287,19 @@ class _Session:
     def client_left(self) -> None:
         """The agent's end is gone; a reset tells the other, unless the path is cut."""
         self.up.open = self.down.open = False
-        self.network.world.later(self._notice_s(self.node, COORDINATOR), self._hung_up)
+        self.network.world.later(self._notice_s(self.place, COORDINATOR), self._hung_up)
 
     def _hung_up(self) -> None:
         if self.serving is not None and not self.serving.done():
             self.serving.cancel()
 
     def server_left(self) -> None:
-        self._settle(_unreachable("connection reset").refusal)
+        self._settle(unreachable("connection reset").refusal)
         self.up.open = self.down.open = False
         if self.listener.sessions.get(self.node) is self:
             del self.listener.sessions[self.node]
         self._close(self.server_inbox, 0.0)
-        self._close(self.client_inbox, self._notice_s(COORDINATOR, self.node))
+        self._close(self.client_inbox, self._notice_s(COORDINATOR, self.place))
 
     def _notice_s(self, source: str, target: str) -> float:
         """Seconds until `target` knows that `source` has ended the session."""
@@ -309,7 +317,7 @@ class _Session:
             )
             assert isinstance(decoded, Welcome)
             answer = decoded
-        seconds = self.network.transit(COORDINATOR, self.node)
+        seconds = self.network.transit(COORDINATOR, self.place)
         if seconds is not None:
             self.network.world.later(seconds, lambda: self._settle(answer))
 
@@ -318,19 +326,19 @@ class _Session:
             self.answer.set_result(answer)
 
 
-class _Pipe:
-    """One direction of one session."""
+class Pipe(Generic[T]):
+    """One direction of one connection."""
 
-    def __init__(self, network: Network, source: str, target: str, deliver: Callable[[bytes], None]) -> None:
+    def __init__(self, network: Network, source: str, target: str, deliver: Callable[[T], None]) -> None:
         self.open = True
         self._network = network
         self._path = network.path(source, target)
         self._deliver = deliver
-        self._on_way: deque[bytes] = deque()
+        self._on_way: deque[T] = deque()
         self._arrives = 0.0
         self._stuck = 0
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: T) -> None:
         network, chance = self._network, self._network.chance
         if network.datagrams:
             for _ in range(2 if chance.happens(self._path.duplicate) else 1):
@@ -349,7 +357,7 @@ class _Pipe:
         for _ in range(stuck):
             self._network.world.later(self._network.delay(self._path), self._arrive)
 
-    def _datagram(self, data: bytes) -> None:
+    def _datagram(self, data: T) -> None:
         if not self._path.cut:
             self._deliver(data)
 
@@ -360,24 +368,24 @@ class _Pipe:
             self._deliver(self._on_way.popleft())
 
 
-def _unreachable(found: str) -> ShoalError:
+def unreachable(found: str) -> ShoalError:
     return refuse(Code.COORDINATOR_UNREACHABLE, found, "an answer from the coordinator", "it is tried again by itself")
 
 
-def _told(message: FromAgent | ToAgent) -> dict[str, object]:
+def told(message: FromAgent | ToAgent) -> dict[str, object]:
     """What the record keeps of a message."""
     match message:
         case Status():
             return {
                 "what": "status",
                 "epoch": message.epoch,
-                "version": _version(message.version),
+                "version": version_of(message.version),
                 "phases": tuple((each.assignment, str(each.phase)) for each in message.observed),
             }
         case DesiredSet():
             return {
                 "what": "desired",
-                "version": _version(message.version),
+                "version": version_of(message.version),
                 "assignments": tuple((each.id, each.draining) for each in message.assignments),
                 "content": short(nouns.encode(message)),
             }
@@ -387,7 +395,7 @@ def _told(message: FromAgent | ToAgent) -> dict[str, object]:
             return {"what": type(message).__name__.lower()}
 
 
-def _version(version: Version | None) -> tuple[str, int, int] | None:
+def version_of(version: Version | None) -> tuple[str, int, int] | None:
     return None if version is None else (version.history, version.term, version.generation)
 
 

@@ -36,12 +36,14 @@ Story = Callable[["Stage"], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """storm_s: bounds of the storm's length. datagrams: whether links may be the kind that loses and reorders."""
+    """storm_s: bounds of the storm's length. mqtt, datagrams: how often the links go over a broker, and else how often
+    they are the kind that loses and reorders."""
 
     name: str
     kinds: tuple[Kind, ...] = KINDS
     storm_s: tuple[float, float] = (8.0, 25.0)
     datagrams: float = 0.25
+    mqtt: float = 0.3
     poison: float = 0.25
     agents: tuple[int, int] = (2, 5)
 
@@ -134,6 +136,7 @@ def region(chance: Chance, scenario: Scenario) -> Spec:
         profiles=profiles,
         behaviours=behaviours,
         datagrams=chance.happens(scenario.datagrams),
+        mqtt=chance.stream("mqtt").happens(scenario.mqtt),
     )
 
 
@@ -222,6 +225,6 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("storm"),
-        Scenario("calm", kinds=(), datagrams=0.0, storm_s=(1.0, 2.0)),
+        Scenario("calm", kinds=(), datagrams=0.0, mqtt=0.5, storm_s=(1.0, 2.0)),
     )
 }

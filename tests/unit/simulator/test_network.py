@@ -66,7 +66,7 @@ class Line:
         self.path = self.network.path("a", COORDINATOR)
 
     async def connect(self) -> Session:
-        return await Link(self.client, self.network, "a").connect(hello())
+        return await Link(self.client, self.network, "a", "a").connect(hello())
 
 
 def test_a_stream_loses_and_reorders_nothing_over_loss_and_a_short_cut() -> None:

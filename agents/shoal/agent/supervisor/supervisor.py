@@ -88,6 +88,8 @@ class _Open:
     reporter: sessions.Reporter = field(default_factory=sessions.Reporter)
     receipts: tuple[SignedReceipt, ...] = ()
     reported: asyncio.Event = field(default_factory=asyncio.Event)
+    """A status was sent; or it cannot be sent any more, and nothing was shown: `unshown`."""
+    unshown: bool = False
 
 
 class Supervisor:
@@ -368,6 +370,8 @@ class Supervisor:
                 events, self._events = tuple(self._events), deque(maxlen=EVENTS_KEPT)
                 await link.session.send(NodeEvents(events))
         except ShoalError:
+            link.unshown = link.unshown or not link.reported.is_set()
+            link.reported.set()
             await link.session.close()  # the receiving side notices and calls again
 
     def tell(self, code: str, subject: str, message: str) -> None:
@@ -450,7 +454,8 @@ class Supervisor:
         match message:
             case DesiredSet():
                 await link.reported.wait()  # a new history is accepted only after it was shown what runs here
-                self._judge(link, message)
+                if not link.unshown:
+                    self._judge(link, message)
             case ProbeNow():
                 named = {device.name: device for device in self._node.devices}
                 chosen = message.devices or tuple(named)

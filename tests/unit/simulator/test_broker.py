@@ -1,0 +1,136 @@
+"""Links over a broker in the simulation: what it keeps, repeats, says for the lost, and loses when it dies."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from unit.simulator.test_network import SENT, Heard, hello, status
+
+from shoal.simulator.broker import BROKER, SILENT_BEATS, Broker, BrokerLink, BrokerLinks, BrokerSession
+from shoal.simulator.loop import VirtualLoop, run
+from shoal.simulator.network import COORDINATOR, KEEPALIVE_S, Network
+from shoal.simulator.world import Process, World
+from shoal.types.assignment import DesiredSet, Version
+from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Seconds
+
+
+class Line:
+    """One agent, a broker and a coordinator."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.world = World(loop, 3)
+        self.network = Network(self.world)
+        self.broker = Broker(self.network)
+        self.heard = Heard()
+        self.client = Process(self.world, "agent-a")
+        self.server = Process(self.world, COORDINATOR)
+        self.links = BrokerLinks(self.server, self.broker)
+        self.links.serve(self.heard)
+
+    async def connect(self, nonce: str = "nonce") -> BrokerSession:
+        return await BrokerLink(self.client, self.broker, "a", "a").connect(replace(hello(), nonce=nonce))
+
+
+def desired(generation: int) -> DesiredSet:
+    return DesiredSet("a", Version("h", 1, generation), (), (), (), (), Seconds(1.0))
+
+
+def tell(story: Callable[[Line], Awaitable[None]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        await story(Line(loop))
+
+    run(main)
+
+
+def test_statuses_count_once_and_in_order_however_often_they_come() -> None:
+    async def story(line: Line) -> None:
+        session = await line.connect()
+        line.network.path(BROKER, COORDINATOR).duplicate = 0.5
+        for number in range(SENT):
+            await session.send(status(number))
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(10.0)
+        assert line.heard.sequences == list(range(SENT))
+
+    tell(story)
+
+
+def test_the_newest_desired_set_is_kept_for_who_comes_late() -> None:
+    async def story(line: Line) -> None:
+        first = await line.connect()
+        for generation in (1, 2):
+            await line.links.send("a", desired(generation))
+        await asyncio.sleep(1.0)
+        assert await first.receive() == desired(2), "one slot: the newest"
+        await first.close()
+        second = await line.connect("another")
+        assert await second.receive() == desired(2), "nobody sent it again"
+
+    tell(story)
+
+
+def test_a_broker_that_dies_ends_every_session_and_may_forget() -> None:
+    async def story(line: Line) -> None:
+        session = await line.connect()
+        await line.links.send("a", desired(1))
+        await asyncio.sleep(1.0)
+        line.broker.die(forgets=True)
+        await session.receive()
+        with pytest.raises(ShoalError):
+            await session.receive()
+        assert line.heard.closed_epochs == [7]
+        with pytest.raises(ShoalError):
+            await line.connect()
+        line.broker.start()
+        await asyncio.sleep(2.0)
+        again = await line.connect()
+        await asyncio.sleep(5.0)
+        waiting = asyncio.ensure_future(again.receive())
+        await asyncio.sleep(1.0)
+        assert not waiting.done(), "what it kept is gone"
+        waiting.cancel()
+
+    tell(story)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_last_will_of_an_agent_ends_its_session(cut: bool) -> None:
+    async def story(line: Line) -> None:
+        await line.connect()
+        line.network.path("a", COORDINATOR).cut = cut
+        line.client.die()
+        await asyncio.sleep(1.0)
+        assert line.heard.closed_epochs == ([] if cut else [7])
+        await asyncio.sleep(3 * KEEPALIVE_S)
+        assert line.heard.closed_epochs == [7]
+
+    tell(story)
+
+
+def test_a_coordinator_that_falls_silent_or_leaves_is_missed() -> None:
+    async def story(line: Line) -> None:
+        session = await line.connect()
+        line.network.path(COORDINATOR, BROKER).cut = True
+        began = line.world.now()
+        with pytest.raises(ShoalError) as ended:
+            await session.receive()
+        assert ended.value.code is Code.COORDINATOR_UNREACHABLE
+        assert line.world.now() - began <= SILENT_BEATS + 1.0
+
+    tell(story)
+
+
+def test_a_hello_is_answered_once_and_by_nobody_when_the_coordinator_is_gone() -> None:
+    async def story(line: Line) -> None:
+        await line.connect()
+        with pytest.raises(ShoalError):
+            await line.connect()
+        line.server.die()
+        began = line.world.now()
+        with pytest.raises(ShoalError):
+            await line.connect()
+        assert line.world.now() - began <= 6.0
+
+    tell(story)
