@@ -1,7 +1,7 @@
 """Links over a broker in the simulation: what it keeps, repeats, says for the lost, and loses when it dies."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -16,6 +16,20 @@ from shoal.types.codes import Code, ShoalError
 from shoal.types.units import Seconds
 
 
+class Noted(Heard):
+    """Also what it could not hear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blind_to: list[tuple[str, ...]] = []
+
+    async def blinded(self, nodes: Collection[str]) -> None:
+        self.blind_to.append(tuple(nodes))
+
+    async def sighted(self) -> None:
+        self.blind_to.clear()
+
+
 class Line:
     """One agent, a broker and a coordinator."""
 
@@ -23,7 +37,7 @@ class Line:
         self.world = World(loop, 3)
         self.network = Network(self.world)
         self.broker = Broker(self.network)
-        self.heard = Heard()
+        self.heard = Noted()
         self.client = Process(self.world, "agent-a")
         self.server = Process(self.world, COORDINATOR)
         self.links = BrokerLinks(self.server, self.broker)
@@ -81,10 +95,12 @@ def test_a_broker_that_dies_ends_every_session_and_may_forget() -> None:
         with pytest.raises(ShoalError):
             await session.receive()
         assert line.heard.closed_epochs == [7]
+        assert line.heard.blind_to == [("a",)]
         with pytest.raises(ShoalError):
             await line.connect()
         line.broker.start()
         await asyncio.sleep(2.0)
+        assert line.heard.blind_to == []
         again = await line.connect()
         await asyncio.sleep(5.0)
         waiting = asyncio.ensure_future(again.receive())
