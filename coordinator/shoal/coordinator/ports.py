@@ -137,6 +137,10 @@ class Broker(Protocol):
         """Ends its connection too."""
         ...
 
+    async def certificate(self) -> Certificate | None:
+        """What it shows to who connects now; None when it is not there, or shows none of a CA that is trusted."""
+        ...
+
 
 class Blobs(Protocol):
     """Models by digest. Bytes are verified before they are visible."""

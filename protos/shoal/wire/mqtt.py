@@ -60,7 +60,7 @@ async def open_client(
             keepalive=KEEPALIVE_S,
             timeout=CALL_S,
             properties=_session(),
-            tls_context=await asyncio.to_thread(_context, files),
+            tls_context=await asyncio.to_thread(tls_context, files),
             max_inflight_messages=in_flight,
             queue_type=queue,
         )
@@ -153,7 +153,7 @@ def _session() -> Properties:
     return found
 
 
-def _context(files: PemFiles) -> ssl.SSLContext:
+def tls_context(files: PemFiles) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(files.ca))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(files.certificate, files.key)

@@ -61,7 +61,8 @@ def rotate(stage: str | None, wait: str, context: str, region: str, output: str)
 
     First everybody is told to trust both, then everybody gets a certificate of the new one, then the old one goes. The
     coordinator carries it on by itself, also over a restart and when this command is gone. Nodes that are lost are not
-    waited for: when they come back they renew. Clients of tenants are, since they hold the files themselves.
+    waited for: when they come back they renew. Clients of tenants are, since they hold the files themselves, and so is
+    a broker: run `shoal-coordinator broker-config` again and reload it.
     """
     with connected(context, region) as api:
         found = api.authority()

@@ -11,6 +11,7 @@ from typing import Final
 
 import aiomqtt
 import structlog
+from cryptography import x509
 
 from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.rights import Json
@@ -59,6 +60,18 @@ class BrokerControl:
         self._wanted.discard(node)
         self._expelled.add(node)  # though it be admitted again at once: its connection ends
         self._changed.set()
+
+    async def certificate(self) -> x509.Certificate | None:
+        host, _, port = self._address.rpartition(":")
+        try:
+            async with asyncio.timeout(mqtt.CALL_S):
+                context = await asyncio.to_thread(mqtt.tls_context, self._files)
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+        except (OSError, TimeoutError, ValueError):
+            return None
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return x509.load_der_x509_certificate(shown)
 
     async def run(self) -> None:
         """Until cancelled; a broker that is away is waited for."""

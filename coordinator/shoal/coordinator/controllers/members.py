@@ -226,7 +226,8 @@ class Members:
         nodes = [state for state in self._region.fleet.fleet.nodes.values() if _counts(state)]
         people = await self._people()
         laggards = await self._laggards(nodes, people)
-        return Rotation(authority.stage, authority.since, authority.infos(), laggards, len(nodes) + len(people))
+        members = len(nodes) + len(people) + (self._broker is not None)
+        return Rotation(authority.stage, authority.since, authority.infos(), laggards, members)
 
     async def rotate(self, stage: str, actor: str) -> None:
         """stage: empty begins; `issue` and `retire` go on without those that are waited for.
@@ -271,7 +272,19 @@ class Members:
             for record in people:
                 if record.issuer != authority.fingerprint:
                     found.append(Laggard(record.uri, lacks, False, record.not_after))
+            found += await self._lagging_broker()
         return tuple(sorted(found, key=lambda each: each.uri))
+
+    async def _lagging_broker(self) -> list[Laggard]:
+        """A broker has its files from an operator: without new ones nodes would believe it no more."""
+        if self._broker is None:
+            return []
+        shown = await self._broker.certificate()
+        if shown is not None and self._authority.recognise(shown) == self._authority.fingerprint:
+            return []
+        lacks = "a certificate of the CA that issues: shoal-coordinator broker-config again, then reload it"
+        ends = Wall(0.0) if shown is None else Wall(shown.not_valid_after_utc.timestamp())
+        return [Laggard(uri_of(self._region.config.name, Role.BROKER, "broker"), lacks, shown is not None, ends)]
 
     def _laggard(self, state: NodeState, lacks: str) -> Laggard:
         uri = uri_of(self._region.config.name, state.node.role, state.name)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import Certificate, load_pem_x509_certificate
 
 from harness.region import Agent, World
 from shoal.coordinator.controllers.doctor import Check, examine_members
@@ -30,6 +31,23 @@ class Uncounted:
         pass
 
 
+class Broker:
+    """ports.Broker that shows whatever certificate it was given."""
+
+    def __init__(self, shown: Certificate | None) -> None:
+        self.shown = shown
+        self.expelled: list[str] = []
+
+    async def admit(self, node: str) -> None:
+        pass
+
+    async def expel(self, node: str) -> None:
+        self.expelled.append(node)
+
+    async def certificate(self) -> Certificate | None:
+        return self.shown
+
+
 @dataclass
 class Membership:
     """A region with its CA, and who was told what."""
@@ -42,7 +60,7 @@ class Membership:
     turned: int = 0
 
     @classmethod
-    async def open(cls, folder: Path, before: "Membership | None" = None) -> "Membership":
+    async def open(cls, folder: Path, before: "Membership | None" = None, broker: Broker | None = None) -> "Membership":
         world = await World.open(folder / "store", before.world if before else None)
         authority = FileAuthority.open(folder / "ca", "eu", wall=world.clock.wall(), may_create=before is None)
         enrolment = Enrolment("eu", world.store, authority, world.region.events, world.clock, world.ids, Uncounted())
@@ -52,6 +70,7 @@ class Membership:
             world.store,
             authority,
             world.clock,
+            broker=broker,
             ended=lambda serials: told[0].ended.append(serials),
             turned=lambda: told[0].turn(),
         )
@@ -253,6 +272,35 @@ async def test_people_are_waited_for_until_they_renew_or_their_certificate_ends(
     assert ann.not_after < region.world.clock.wall()
     await region.members._advance()
     assert region.authority.stage == "idle"
+
+
+async def test_a_broker_is_waited_for_until_it_shows_a_certificate_of_the_ca_that_issues(tmp_path: Path) -> None:
+    broker = Broker(None)
+    region = await Membership.open(tmp_path, broker=broker)
+    try:
+
+        def shown() -> Certificate:
+            wall = region.world.clock.wall()
+            made = region.authority.enrol_self(Role.BROKER, "broker", lifetime_s=Seconds(90 * DAY), wall=wall)
+            return load_pem_x509_certificate(made.certificate_pem)
+
+        broker.shown = shown()
+        await region.members.rotate("", "ann")
+        assert await region.waits_for() == [], "it needs nothing yet"
+        await region.members._advance()
+        assert await region.waits_for() == ["broker/broker"]
+        broker.shown = None
+        assert await region.waits_for() == ["broker/broker"], "nor is one that is away taken for ready"
+        await region.members._advance()
+        assert region.authority.stage == "issue"
+        broker.shown = shown()
+        await region.members._advance()
+        assert region.authority.stage == "idle"
+        await region.node("edge-1")
+        await region.members.revoke("edge-1", "", "gone", "ann")
+        assert broker.expelled == ["edge-1"]
+    finally:
+        await region.close()
 
 
 async def test_an_operator_may_go_on_without_those_that_are_waited_for(region: Membership) -> None:
