@@ -26,7 +26,8 @@ DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F04", "F13", "F15", "F18", "F19", "F31", "F32", "F33", "F37", "F39"), "P"),
     **dict.fromkeys(("F22", "F23", "F25", "F26", "F27"), "S"),
     **dict.fromkeys(("A01", "A02", "A06", "A07", "A14", "A29", "A30", "A31", "A32", "A33", "A34", "A36", "A43"), "P"),
-    **dict.fromkeys(("A37", "A38"), IN_PROCESS + "P"),
+    **dict.fromkeys(("A13", "A37", "A38", "A50"), IN_PROCESS + "P"),
+    **dict.fromkeys(("A15", "A16", "A35"), "P"),
     **dict.fromkeys(("A46", "A47"), IN_PROCESS),
 }
 """Rows that must hold today, and the kinds of run that each needs."""

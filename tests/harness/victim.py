@@ -22,16 +22,19 @@ CALM = 100
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What one process of `harness.attacker` does. files: of a client certificate that it has."""
+    """What one process of `module` does. files: of a client certificate that it has."""
 
     kind: str
     address: str
     count: int
     files: Files | None = None
+    module: str = "harness.attacker"
 
     def command(self) -> list[str]:
-        files = [str(self.files.certificate), str(self.files.key)] if self.files else []
-        return ["-m", "harness.attacker", self.kind, self.address, str(self.count), *files]
+        files = (
+            [str(path) for path in (self.files.certificate, self.files.key, self.files.authority)] if self.files else []
+        )
+        return ["-m", self.module, self.kind, self.address, str(self.count), *files]
 
 
 @dataclass(frozen=True, slots=True)

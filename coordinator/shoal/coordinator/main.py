@@ -48,6 +48,7 @@ from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, oper
 from shoal.wire import descriptors, logs
 from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
 from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
+from shoal.wire.private import no_dumps
 from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.umask(0o077)
         logs.configure(config.log_level)
         descriptors.raise_limit()
+        no_dumps()
         asyncio.run(_run(config))
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)

@@ -88,12 +88,15 @@ def parse_key(text: str) -> str:
 
     Ed25519, ECDSA P-256, P-384 and P-521. Raises ShoalError(FIELD_INVALID).
     """
+    if "PRIVATE KEY" in text:
+        raise _no_key("a private key, which stays with its owner")
     armoured = _ARMOUR.fullmatch(text)
     body = "".join((armoured[1] if armoured else text).split())
     try:
         der = base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError) as cause:
-        raise _no_key(f"{text!r:.40}") from cause
+        # not shown: it may be what is left of a private key
+        raise _no_key(f"{len(text)} characters that are no key") from cause
     if not any(der.startswith(prefix) and len(der) == size for prefix, size in _SHAPES):
         raise _no_key(f"{len(der)} bytes of another kind of key")
     return base64.b64encode(der).decode()

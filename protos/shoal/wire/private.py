@@ -1,6 +1,7 @@
-"""Files that only their owner reads, replaced as a whole: keys, tokens, records with nonces."""
+"""Files that only their owner reads, replaced as a whole: keys, tokens, records with nonces; and no dumps of them."""
 
 import os
+import resource
 from pathlib import Path
 
 
@@ -24,3 +25,8 @@ def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def no_dumps() -> None:
+    """A crash of this process, or of one that it starts, leaves no core file: its memory holds keys and inputs."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

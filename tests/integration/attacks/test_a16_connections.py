@@ -2,7 +2,7 @@
 
 What grpcio allows: a cap on connections of one port, before TLS, and a time for the handshake. It knows no cap by
 address, and one that reconnects costs it a handshake each time: limits by address are the firewall's there
-(docs/guides/regions.md). REST and metrics have their own.
+(docs/guides/hardening.md). REST and metrics have their own.
 """
 
 import asyncio
@@ -25,15 +25,19 @@ from shoal.v1 import operator_pb2 as api
 
 CONNECTIONS = 1500
 X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
+LONGEST_MS = 1000.0
 LIMIT_S = 12.0
 """Ten seconds for a handshake, and some for a machine that is busy."""
 
 
 def judged(toll: Toll, *, grown_mib: int, ratio: float = 10.0) -> None:
-    """The general clause: nobody else fails, and it costs us no more than ten times what it costs them."""
+    """The general clause: nobody else fails or waits for the attack to end, and it costs us no more than ten times what
+    it costs them. Attackers and victim share the processors here, so how much slower the victim's calls are says how
+    busy those are: the ratios (`slower_p50`, `slower_p99`; the row's goal is 1.1) are recorded, and what is asserted is
+    far below the ten seconds that an attacker's connection can last."""
     assert toll.failed == 0
     assert toll.calls > 20
-    assert toll.slower_p50 < 30, toll.figures()
+    assert toll.p99_ms < LONGEST_MS, toll.figures()
     assert toll.ours_s < ratio * toll.theirs_s, toll.figures()
     assert toll.grown < grown_mib * 2**20, toll.figures()
 

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 
 from harness.crafted import model as onnx_model
 from harness.crafted import tensor
+from harness.frames import mutated
 from harness.http2 import declare_4_gib
 from harness.node import Node
 from harness.oip import Client, Failed, GrpcClient, RestClient, Tensor, read_response
@@ -251,23 +252,6 @@ WRONGS: tuple[Callable[[oip.ModelInferRequest, Rng], None], ...] = (
 )
 
 
-def scrambled(data: bytes, rng: Rng) -> bytes:
-    """Bytes flipped, cut, doubled or inserted: may still be sound, so either outcome is right."""
-    found = bytearray(data)
-    for _ in range(int(rng.integers(1, 4))):
-        at = int(rng.integers(len(found) + 1))
-        match int(rng.integers(4)):
-            case 0:
-                found[at:at] = rng.bytes(int(rng.integers(1, 9)))
-            case 1:
-                del found[at : at + int(rng.integers(1, 9))]
-            case 2:
-                found[at : at + 4] = b"\xff" * 4
-            case _:
-                found[at:at] = found[max(0, at - 20) : at]
-    return bytes(found)
-
-
 class Tally:
     """What came of the requests, and what should not have."""
 
@@ -298,7 +282,7 @@ async def grpc_fuzz(client: GrpcClient, tally: Tally, rng: Rng) -> None:
     if draw < 0.1:
         label, data = "sound", message.SerializeToString()
     elif draw < 0.3:
-        label, data = "scrambled", scrambled(message.SerializeToString(), rng)
+        label, data = "scrambled", mutated(message.SerializeToString(), rng)
     else:
         wrong = pick(rng, WRONGS)
         wrong(message, rng)
@@ -329,7 +313,7 @@ def rest_body(rng: Rng) -> tuple[str, bytes, dict[str, str], bytes | None]:
     if draw < 0.1:
         return "sound", json.dumps(document).encode(), headers, np.maximum(np.array(f, "<f4"), 0).tobytes()
     if draw < 0.3:
-        return "scrambled", scrambled(json.dumps(document).encode(), rng), headers, None
+        return "scrambled", mutated(json.dumps(document).encode(), rng), headers, None
     label = str(
         pick(
             rng,

@@ -256,7 +256,7 @@ async def tried(folder: Path, cases: dict[str, Case]) -> dict[str, int]:
 
 async def test_a35_operators_that_had_memory_errors(tmp_path: Path) -> None:
     counts = await tried(tmp_path, corpus())
-    assert counts.pop("died") + counts.get("died at load", 0) >= 2, "two of them still do, so the test sees deaths"
+    assert counts.get("died", 0) + counts.get("died at load", 0) >= 2, "two of them still do, so the test sees deaths"
     record("A35", "P", len(corpus()), others_lost=0, **{name.replace(" ", "_"): n for name, n in counts.items()})
 
 

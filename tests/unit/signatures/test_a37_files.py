@@ -135,6 +135,10 @@ def test_a_private_key_may_have_a_passphrase(tmp_path: Path) -> None:
     model = write(tmp_path / "model", {"model.onnx": b"1"})
     assert refused("sign", model, "--key", tmp_path / "k.pem") is Code.FIELD_INVALID
     run("sign", model, "--key", tmp_path / "k.pem", secret="secret")
+    run("key", tmp_path / "new.pem", "--new", secret="secret")
+    assert b"ENCRYPTED" in (tmp_path / "new.pem").read_bytes(), "whoever gives a passphrase means it"
+    assert refused("sign", model, "--key", tmp_path / "new.pem") is Code.FIELD_INVALID
+    run("sign", model, "--key", tmp_path / "new.pem", secret="secret")
 
 
 CHANGES: Mapping[str, tuple[Mapping[str, bytes], str, bool]] = {

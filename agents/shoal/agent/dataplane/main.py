@@ -30,7 +30,7 @@ from shoal.agent.frames import FrameServer, Handler, Message, start_time
 from shoal.agent.ports import Clock
 from shoal.types.units import Seconds, Wall
 from shoal.wire import descriptors, scrape
-from shoal.wire.private import write_private
+from shoal.wire.private import no_dumps, write_private
 
 EXIT_TWIN: Final = 75
 """Another front holds this agent's run folder."""
@@ -45,6 +45,7 @@ def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall
     moment at which certificates and tokens must be valid."""
     config = FrontConfig.load(config_path.read_text())
     descriptors.raise_limit()
+    no_dumps()
     with (Path(config.run_dir) / control.LOCK).open("w") as lock:
         if not _alone(lock):
             _log.warning("front_is_running_already", run_dir=config.run_dir)

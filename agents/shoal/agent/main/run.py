@@ -36,6 +36,7 @@ from shoal.types.device import Node, Role
 from shoal.types.units import Seconds
 from shoal.wire import logs
 from shoal.wire.identity import Identity
+from shoal.wire.private import no_dumps
 from shoal.wire.scrape import Guard
 
 FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
@@ -55,6 +56,7 @@ def run(config: Config) -> int:
             "join with a token for it",
         )
     logs.configure(process="supervisor")
+    no_dumps()
     unconfined = confinement.lacking() if config.role is Role.AGENT else ()
     with enrolment.alone(config.state_dir):
         asyncio.run(_serve(config, member, files, identity, unconfined))

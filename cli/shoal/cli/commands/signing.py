@@ -45,8 +45,7 @@ def sign(
 ) -> None:
     """Sign a model's file (or directory) in the OpenSSF format. A passphrase comes as SHOAL_KEY_PASSPHRASE."""
     target = signature or signature_beside(path)
-    passphrase = os.environ.get("SHOAL_KEY_PASSPHRASE")
-    key = bundles.load_signing_key(_read(key_file, "a private key"), passphrase.encode() if passphrase else None)
+    key = bundles.load_signing_key(_read(key_file, "a private key"), _passphrase())
     files = files_of(path, ignore, target)
     bundle = bundles.sign(
         key,
@@ -105,13 +104,13 @@ def verify(
 @click.option("--new", is_flag=True, help="Make a new private key (Ed25519) in FILE first.")
 @click.option("--pem", is_flag=True, help="As PEM, for devices (`shoal-agent run --publisher-keys`) and other tools.")
 def key(file: Path, new: bool, pem: bool) -> None:
-    """Print the public key of FILE (a private or public key, PEM) as the Region's `keys` take it."""
+    """Print the public key of FILE (a private or public key, PEM) as the Region's `keys` take it. With
+    SHOAL_KEY_PASSPHRASE a new key is sealed, and a sealed one is opened."""
     if new:
         _make(file)
     content = _text(file)
     if "PRIVATE KEY" in content:
-        passphrase = os.environ.get("SHOAL_KEY_PASSPHRASE")
-        private = bundles.load_signing_key(content.encode(), passphrase.encode() if passphrase else None)
+        private = bundles.load_signing_key(content.encode(), _passphrase())
         public = bundles.publisher_key(file.stem, private)
     else:
         public = PublisherKey(file.stem, parse_key(content))
@@ -124,13 +123,19 @@ def key(file: Path, new: bool, pem: bool) -> None:
 def _make(file: Path) -> None:
     if file.exists():
         raise refuse(Code.CONFLICT, f"{file} is there", "a new file", "choose another name, or leave --new out")
+    passphrase = _passphrase()
+    sealed = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     private = ed25519.Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, sealed
     )
     try:
         write_private(file, private)
     except OSError as cause:
         raise _unreachable(file, cause, "a place to write to") from cause
+
+
+def _passphrase() -> bytes | None:
+    return os.environ.get("SHOAL_KEY_PASSPHRASE", "").encode() or None
 
 
 def _text(file: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.controllers.finish import finish
@@ -96,7 +97,7 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
             if handler.response_streaming
             else (grpc.stream_unary_rpc_method_handler, call.single)
         )
-        return make(behaviour, handler.request_deserializer, handler.response_serializer)
+        return make(behaviour, _readable(handler.request_deserializer), handler.response_serializer)
 
     def admit(self, method: str, context: GrpcContext) -> Identity:
         """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
@@ -156,6 +157,20 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
             self._audited.clear()
         self._audited[actor, refusal.code] = now
         await self._audit.note(actor, method.rsplit("/", 1)[-1], "", str(refusal.code))
+
+
+def _readable(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Bytes that are no message are refused like any other: gRPC gives no code for them, and we would log each."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as cause:
+            raise refuse(
+                Code.MESSAGE_INVALID, "bytes that are no such message", "see the protocol", "update whoever sent it"
+            ) from cause
+
+    return read
 
 
 class _Call:

@@ -141,6 +141,9 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                 refusal = await deliver(events, identity.name, epoch, noun)
                 if refusal is not None:
                     outbox.put(Refused(refusal, fatal=False))
+        except ShoalError as error:  # bytes that are no message, after which gRPC reads on no more
+            self._meter.count("messages_refused", code=error.code)
+            outbox.put(Refused(error.refusal, fatal=False))
         except Exception:
             log.exception("session failed", node=identity.name, epoch=epoch)
         finally:
