@@ -9,6 +9,7 @@ from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.simulator.broker import Broker, BrokerLink, BrokerLinks
 from shoal.simulator.disk import Disk
+from shoal.simulator.judge import TWIN
 from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Workers
 from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
 from shoal.simulator.operators import Operators
@@ -56,6 +57,8 @@ class Cluster:
             for name, chips in spec.nodes.items()
         ]
         self.network.machines.update({machine.name: machine for machine in self.machines})
+        self.twins: list[Machine] = []
+        """Machines that run from a copy of another's state directory."""
         self.coordinator: Process | None = None
         self.region: Region | None = None
         self.store: Store | None = None
@@ -152,6 +155,19 @@ class Cluster:
             self.world.record("fault.killed", process=machine.supervisor.name, where="any")
             machine.supervisor.die()
 
+    def boot_twin(self, machine: Machine) -> Machine:
+        """Another machine like this one, from a copy of its state directory as it is now."""
+        chips = tuple(machine.chips.values())
+        place = f"{machine.name}{TWIN}{len(self.twins) + 1}"
+        twin = Machine(self.world, self.network, place, machine.role, chips, machine.models, machine.name)
+        twin.disk.copy(machine.disk)
+        twin.bytes = dict(machine.bytes)
+        self.network.machines[place] = twin
+        self.twins.append(twin)
+        self.world.record("fault.twin", node=machine.name, twin=place)
+        self.boot(twin)
+        return twin
+
     def cut_power(self, machine: Machine) -> None:
         """The machine is dark until `restore_power`."""
         machine.powered = False
@@ -242,6 +258,8 @@ class Cluster:
             disk.full = False
         for clock in (self.clock, *(machine.clock for machine in self.machines)):
             clock.skew = 0.0
+        for twin in self.twins:
+            self.cut_power(twin)
         for machine in self.machines:
             machine.lost_devices.clear()
             if machine.name not in self.buried:
@@ -251,7 +269,7 @@ class Cluster:
     def end(self) -> None:
         """The run is over: every process ends."""
         self.over = True
-        for machine in self.machines:
+        for machine in (*self.machines, *self.twins):
             machine.power_cut()
         if self.coordinator is not None:
             self.coordinator.die()

@@ -65,6 +65,14 @@ class Disk:
         self._names: dict[str, _File] = {}
         self._kept_names: dict[str, _File] = {}
 
+    def copy(self, other: "Disk") -> None:
+        """All that `other` shows to a reader, flushed."""
+        for name in other.names():
+            self._names[name] = file = _File()
+            file.written = bytearray(other.read(name) or b"")
+            file.kept = len(file.written)
+        self._kept_names = dict(self._names)
+
     def read(self, name: str) -> bytes | None:
         file = self._names.get(name)
         return None if file is None else bytes(file.written)

@@ -102,6 +102,13 @@ async def _kill_broker(cluster: "Cluster", chance: Chance) -> None:
         cluster.world.later(chance.pick([0.1, 1.0, 6.0]) * chance.between(0.5, 1.5), broker.start)
 
 
+async def _boot_twin(cluster: "Cluster", chance: Chance) -> None:
+    """Somebody runs a copy of a machine for a while, be that machine up, down or cut off."""
+    twin = cluster.boot_twin(chance.pick([machine for machine in cluster.machines if machine.chips]))
+    await asyncio.sleep(chance.between(2.0, 12.0))
+    cluster.cut_power(twin)
+
+
 async def _end_worker(cluster: "Cluster", chance: Chance) -> None:
     machine = _with_workers(cluster, chance)
     if machine is not None:
@@ -199,6 +206,7 @@ KINDS = (
     Kind("hang-up", 4.0, _hang_up),
     Kind("cordon", 8.0, _cordon),
     Kind("broker-kill", 6.0, _kill_broker),
+    Kind("twin", 9.0, _boot_twin),
 )
 
 

@@ -8,6 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+TWIN = "~"
+"""Between the name that a twin's machine shows, and its number."""
+
 
 class Happened(Protocol):
     """An event of the record."""
@@ -240,7 +243,7 @@ class Poison:
         if event.kind == "worker.died" and event.facts["why"] == "crashed at load":
             self._crashes[event.facts["model"]].append(event.at)
         if event.kind == "worker.start":
-            model, node = event.facts["model"], event.facts["node"]
+            model, node = event.facts["model"], _shown(event.facts["node"])
             crashes = self._crashes[model]
             known = len(crashes) >= self.CRASHES and event.at > crashes[self.CRASHES - 1] + self.GRACE_S
             if known and node not in self._touched[model]:
@@ -266,7 +269,7 @@ class NoHerd:
             mine = self._calls[node]
             mine.append(event.at)
             for other, calls in self._calls.items():
-                if other != node and self._together(mine, calls):
+                if _shown(other) != _shown(node) and self._together(mine, calls):
                     return f"{node} and {other} called at the same moments, {self.ROUNDS} times in a row"
         return None
 
@@ -332,6 +335,11 @@ class Audit:
             if wrong:
                 return f"entries that were written are not there once: {wrong}"
         return None
+
+
+def _shown(node: str) -> str:
+    """The name that it shows; a twin's is that of another."""
+    return node.partition(TWIN)[0]
 
 
 def rules() -> tuple[Rule, ...]:
