@@ -151,6 +151,7 @@ def tell(
     *,
     agents: int = 2,
     datagrams: bool = False,
+    mqtt: bool = False,
     partition: str = "serve: forever",
     skews: tuple[float, ...] = (),
 ) -> Scene:
@@ -170,6 +171,7 @@ def tell(
                 profiles={digest(0): profile(digest(0), 1e8, 2**20)},
                 behaviours={digest(0): Behaviour(load_s=LOAD_S, serve_s=0.02)},
                 datagrams=datagrams,
+                mqtt=mqtt,
             ),
         )
         agents_first = [machine for machine in cluster.machines if machine.chips]

@@ -5,7 +5,7 @@ it is loaded is its `Behaviour`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from shoal.agent.ports import (
@@ -125,6 +125,8 @@ class Machine:
         self.supervisor: Process | None = None
         self.sink: asyncio.Queue[WorkerEvent] | None = None
         self.lost_devices: set[str] = set()
+        self.shows: Callable[[Reading], Reading] = _as_it_is
+        """What its sensors make of a reading."""
         self.boots = 0
         self.powered = True
 
@@ -253,6 +255,10 @@ class Machine:
         return None, assignment
 
 
+def _as_it_is(reading: Reading) -> Reading:
+    return reading
+
+
 class Driver:
     """The Driver port over the machine's chips."""
 
@@ -271,7 +277,7 @@ class Driver:
         if device in machine.lost_devices or device not in machine.chips:
             raise refuse(Code.DEVICE_LOST, f"{device} does not answer", "a device", "check its driver")
         total = machine.chips[device].device.memory_bytes
-        return Reading(
+        reading = Reading(
             device=device,
             free_bytes=Bytes(max(0, total - machine.used(device))),
             utilisation=0.1,
@@ -280,6 +286,7 @@ class Driver:
             energy_j=machine.world.now() * 10.0,
             taken_at=machine.clock.wall(),
         )
+        return machine.shows(reading)
 
     def pace(self, device: str) -> Pace | None:
         return None

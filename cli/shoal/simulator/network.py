@@ -262,7 +262,11 @@ class _Session:
     async def _receive(self, events: LinkEvents) -> None:
         while (data := await self.server_inbox.get()) is not None:
             self.listener.process.gate(f"receive from {self.node}")
-            message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
+            try:
+                message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(data))
+            except ShoalError as invalid:
+                self.tell(Refused(invalid.refusal, fatal=False))
+                continue
             refusal = await deliver(events, self.node, self.epoch, message)
             if refusal is not None:
                 self.tell(Refused(refusal, fatal=False))

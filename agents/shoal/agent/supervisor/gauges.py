@@ -1,11 +1,13 @@
 """What the supervisor sees of its node: devices through their drivers, counters of workers and front as last told."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shoal.agent.ports import Driver, Front, FrontStats, Log, Pace, Workers, WorkerStats
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Device, Reading
+from shoal.types.units import Watts
 
 Tell = Callable[[str, str, str], None]
 """code, subject, message: to the log now, and to the region when there is a link."""
@@ -64,7 +66,7 @@ class Gauges:
                 self._tell(error.code, device, str(error))
             return None
         self._silent.discard(device)
-        return reading
+        return _finite(reading)
 
     async def sample(self) -> bool:
         """Asks front and workers for their counters; False when one did not answer, and its last ones stand."""
@@ -88,3 +90,19 @@ class Gauges:
         """The greater of what its worker and the front count."""
         stats = self._worker_stats.get(assignment)
         return max(stats.in_flight if stats else 0, dict(self.front.in_flight).get(assignment, 0))
+
+
+def _finite(reading: Reading) -> Reading:
+    """A sensor that shows infinity does not tell: one bad value must not cost the whole message, and the node its
+    voice."""
+    return replace(
+        reading,
+        utilisation=_known(reading.utilisation),
+        temperature_c=_known(reading.temperature_c),
+        power_w=Watts(_known(reading.power_w)),
+        energy_j=_known(reading.energy_j),
+    )
+
+
+def _known(value: float) -> float:
+    return math.nan if math.isinf(value) else value
