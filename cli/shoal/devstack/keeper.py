@@ -207,6 +207,7 @@ class Keeper:
                 *program_path("shoal-coordinator"), "run", "--role", "region", "--region", self._stack.region,
                 "--data-dir", state, "--link", addresses["link"], "--enrol", addresses["enrol"],
                 "--metrics", addresses["metrics"], *([*mqtt, "--models", addresses["models"]] if mqtt else []),
+                *self._broker_dir(),
             ]  # fmt: skip
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
@@ -222,6 +223,10 @@ class Keeper:
             scale = layout.load(self._folder).time_scale
             command += ["--no-cpu", "--emulate", member.emulate, "--time-scale", f"{scale:g}"]
         return command
+
+    def _broker_dir(self) -> list[str]:
+        broker = self._stack.broker
+        return ["--broker-dir", str(self._folder / broker.name)] if broker is not None else []
 
     # hurting and ending
 

@@ -29,6 +29,7 @@ from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.blobs.inspect import ChildInspector
 from shoal.coordinator.broker import config as mosquitto
 from shoal.coordinator.broker.control import BrokerControl
+from shoal.coordinator.broker.renewal import BrokerFolder
 from shoal.coordinator.clock import SystemClock, SystemIds
 from shoal.coordinator.controllers.enrolment import LIFETIME_S, Enrolment
 from shoal.coordinator.controllers.members import Members
@@ -46,6 +47,7 @@ from shoal.types.device import Role
 from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire import descriptors, logs
+from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
 from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
 from shoal.wire.private import no_dumps
@@ -74,7 +76,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one.
+    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one. broker_dir: what it starts from,
+    where that is on this machine.
 
     models: where agents that come by the broker fetch models. advertise: the host that agents and operators dial."""
 
@@ -84,6 +87,7 @@ class Config:
     enrol: Address
     metrics: Address
     mqtt: Address | None
+    broker_dir: Path | None
     models: Address
     advertise: str
     store: str
@@ -118,6 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1) from None
 
 
+def _broker_identity(authority: FileAuthority, clock: SystemClock) -> Callable[[tuple[str, ...]], Enrolled]:
+    return lambda hosts: authority.enrol_self(
+        Role.BROKER, mosquitto.NAME, hosts=hosts, lifetime_s=mosquitto.LIFETIME_S, wall=clock.wall()
+    )
+
+
 def _write_broker(options: argparse.Namespace) -> Path:
     """The program that starts the broker, in the folder that was asked for. Raises ShoalError."""
     region, data, out = check_name(options.region, "region"), Path(options.data_dir), Path(options.out)
@@ -129,9 +139,7 @@ def _write_broker(options: argparse.Namespace) -> Path:
     # A region that was never started may make its CA here: its broker can then be there first.
     authority = FileAuthority.open(data / "ca", region, wall=clock.wall(), may_create=not (data / "store").exists())
     hosts = tuple(dict.fromkeys((*options.host, *_dialled(listen))))
-    identity = authority.enrol_self(
-        Role.BROKER, mosquitto.NAME, hosts=hosts, lifetime_s=mosquitto.LIFETIME_S, wall=clock.wall()
-    )
+    identity = _broker_identity(authority, clock)(hosts)
     try:
         mosquitto.write(out, broker, identity)
     except OSError as cause:
@@ -193,9 +201,17 @@ async def _run(config: Config) -> None:
         operator_dir = config.data_dir / "operator"
         first_operator(authority, operator_dir, clock.wall())
 
+        broker_folder = (
+            BrokerFolder(config.broker_dir, _broker_identity(authority, clock)) if config.broker_dir else None
+        )
+        if broker_folder is not None:
+            broker_folder.refresh(authority.ca_pem, clock.wall())
+
         def turned() -> None:
             identity.refresh()
             first_operator(authority, operator_dir, clock.wall())
+            if folder_of_broker is not None:
+                folder_of_broker.refresh(authority.ca_pem, clock.wall())
             if mqtt_links is not None:
                 mqtt_links.refresh()
                 model_server.refresh()
@@ -403,6 +419,7 @@ def _config(options: argparse.Namespace) -> Config:
         enrol=_address(options.enrol),
         metrics=_address(options.metrics),
         mqtt=_address(options.mqtt) if options.mqtt else None,
+        broker_dir=Path(options.broker_dir) if options.broker_dir else None,
         models=_address(options.models),
         advertise=options.advertise or ("127.0.0.1" if _is_any(link.host) else link.host),
         store=options.store,
@@ -473,6 +490,11 @@ def _options(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     run.add_argument("--metrics", default=default("METRICS", "127.0.0.1:7445"), help="Prometheus, mTLS")
     run.add_argument(
         "--mqtt", default=default("MQTT", ""), help="HOST:PORT of the region's broker, from `broker-config`"
+    )
+    run.add_argument(
+        "--broker-dir",
+        default=default("BROKER_DIR", ""),
+        help="that broker's folder, where it is on this machine: its certificate is renewed and follows the CA",
     )
     run.add_argument(
         "--models", default=default("MODELS", "127.0.0.1:7446"), help="models for agents that come by --mqtt, HTTPS"

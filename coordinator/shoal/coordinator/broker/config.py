@@ -49,6 +49,7 @@ if ! grep -aqs '"{coordinator}"' $rights || [ "$(count '{{')" != "$(count '}}')"
 	cp rights.json $rights
 	[ "$(id -u)" != 0 ] || chown {user} $rights
 fi
+echo $$ > pid
 exec mosquitto -c mosquitto.conf
 """
 
