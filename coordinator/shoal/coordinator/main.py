@@ -76,8 +76,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one. broker_dir: what it starts from,
-    where that is on this machine.
+    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one. broker_dir: what it starts
+    from, where that is on this machine.
 
     models: where agents that come by the broker fetch models. advertise: the host that agents and operators dial."""
 
@@ -201,11 +201,10 @@ async def _run(config: Config) -> None:
         operator_dir = config.data_dir / "operator"
         first_operator(authority, operator_dir, clock.wall())
 
-        broker_folder = (
-            BrokerFolder(config.broker_dir, _broker_identity(authority, clock)) if config.broker_dir else None
-        )
-        if broker_folder is not None:
-            broker_folder.refresh(authority.ca_pem, clock.wall())
+        folder_of_broker = None
+        if config.broker_dir is not None:
+            folder_of_broker = BrokerFolder(config.broker_dir, _broker_identity(authority, clock))
+            folder_of_broker.refresh(authority.ca_pem, clock.wall())
 
         def turned() -> None:
             identity.refresh()
