@@ -8,12 +8,12 @@ from shoal.devstack.keeper import program_path
 from shoal.devstack.layout import ROAD, Member, Stack
 from shoal.types.codes import Code, refuse
 
-_SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def require() -> None:
     """Raises ShoalError(NOT_FOUND) where Mosquitto is not installed."""
-    if shutil.which("mosquitto") is None and shutil.which("mosquitto", path=_SBIN) is None:
+    if shutil.which("mosquitto") is None and shutil.which("mosquitto", path=SBIN) is None:
         raise refuse(
             Code.NOT_FOUND,
             "Mosquitto is not on this machine",

@@ -84,6 +84,7 @@ async def open_client(
             if isinstance(each, ssl.SSLError):
                 raise_fault(each, address)
         raise unreachable(address, cause) from cause
+    client._disconnected.add_done_callback(_noted)  # else asyncio complains of each loss that nobody asked for
     return client
 
 
@@ -132,6 +133,11 @@ def unreachable(address: str, found: object) -> ShoalError:
         "the region's broker",
         "check that it runs and that the address is right",
     )
+
+
+def _noted(disconnected: "asyncio.Future[None]") -> None:
+    if not disconnected.cancelled():
+        disconnected.exception()
 
 
 _abandoned: Final[set[asyncio.Task[None]]] = set()

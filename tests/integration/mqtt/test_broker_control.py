@@ -65,11 +65,18 @@ async def test_admitted_nodes_speak_and_expelled_ones_are_thrown_out(tmp_path: P
             assert may_speak(served, authority, "edge-3")
 
             with Peer(served.port, tls(authority.issue(Role.AGENT, "edge-1")), "edge-1-test") as node:
+                for name in ("edge-1", "edge-2"):
+                    with Peer(served.port, tls(authority.issue(Role.AGENT, name)), f"{name}-left") as left:
+                        left.publish(topics.of_node(REGION, name, Channel.ONLINE), b"here", retain=True)
                 await control.expel("edge-1")
                 await until(node.ended.is_set, 1, "its connection to end within a second")
             await until(lambda: control.settled, 5, "edge-1 to be gone")
             assert not may_speak(served, authority, "edge-1"), "its certificate is still good, its rights are gone"
             assert may_speak(served, authority, "edge-2")
+            with Peer(served.port, tls(authority.issue(Role.COORDINATOR, "coordinator")), "late") as late:
+                late.subscribe(topics.all_nodes(REGION, Channel.ONLINE))
+                kept = [(topics.of_node(REGION, "edge-2", Channel.ONLINE), b"here")]
+                assert late.waits_for(1) == kept, "what the expelled one left is gone"
 
             with Peer(served.port, tls(authority.issue(Role.AGENT, "edge-2")), "edge-2-test") as node:
                 await control.expel("edge-2")

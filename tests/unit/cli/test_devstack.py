@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.client import Contexts
+from shoal.devstack import broker
 from shoal.devstack.control import Control
 from shoal.types.codes import Code, ShoalError
 
@@ -40,3 +41,14 @@ def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str)
     assert [text.split()[0] for text in said] == ["coordinator", "gateway"]
     assert not control.running()
     assert not (control.folder / "keeper.sock").exists()
+
+
+def test_mqtt_links_without_mosquitto_say_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(broker, "SBIN", str(tmp_path))
+    control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
+    with pytest.raises(ShoalError) as refused:
+        control.up(1, lambda text: None, link="mqtt")
+    assert refused.value.refusal.code is Code.NOT_FOUND
+    assert "apt-get install mosquitto" in refused.value.refusal.remedy
+    assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"

@@ -18,7 +18,7 @@ from shoal.coordinator.broker.rights import Json
 from shoal.coordinator.ports import Clock, Ids, Meter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Seconds
-from shoal.wire import mqtt
+from shoal.wire import mqtt, topics
 from shoal.wire.handshake import PemFiles
 
 BATCH: Final = 25
@@ -178,6 +178,10 @@ class _Talk:
                 raise refuse(Code.CONFLICT, found, "a broker that does as it is told", "it is looked over again")
         return answers
 
+    async def clear(self, topic: str) -> None:
+        """Nothing is retained there any more."""
+        await mqtt.publish(self._client, topic, b"", retain=True)
+
     async def list(self, command: str, field: str) -> list[Json]:
         """All of one kind, page by page."""
         found: list[Json] = []
@@ -192,6 +196,8 @@ class _Talk:
 async def _tell(talk: _Talk, region: str, expelled: Set[str], admitted: Set[str]) -> None:
     for nodes in _batches(expelled):
         await talk.ask([command for node in nodes for command in rights.expulsion(node)])
+        for topic in (topics.of_node(region, node, channel) for node in nodes for channel in sorted(topics.RETAINED)):
+            await talk.clear(topic)
     for nodes in _batches(admitted):
         await talk.ask([command for node in nodes for command in rights.admission(region, node)])
     if expelled or admitted:

@@ -1,6 +1,7 @@
 """Who may do what at the broker, in the words of Mosquitto's dynamic-security plugin; values only.
 
-A node publishes and reads its own topics, the coordinator the opposite ends of all of them; whatever is not named here
+A node publishes and reads its own topics, the coordinator the opposite ends of all of them, and clears what they
+retain; whatever is not named here
 is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. What nobody may subscribe to nobody receives, so
 receiving needs no right of its own. The plugin knows no pattern for "its own name" (%u is taken literally), so each
 node has a role to itself. Only whole filters are granted (`subscribeLiteral`): with `subscribePattern` a `+` would be
@@ -36,7 +37,12 @@ def document(region: str) -> Json:
 
 
 def coordinator_acls(region: str) -> list[Json]:
-    sent = [topics.region_online(region), *(topics.all_nodes(region, channel) for channel in topics.DOWN), CONTROL]
+    kept = sorted(topics.RETAINED - {*topics.DOWN})  # to clear what a node that is gone left there
+    sent = [
+        topics.region_online(region),
+        *(topics.all_nodes(region, channel) for channel in (*topics.DOWN, *kept)),
+        CONTROL,
+    ]
     read = [*(topics.all_nodes(region, channel) for channel in topics.UP), RESPONSE]
     return [*_acls(sent, read), _acl("publishClientReceive", RESPONSE)]  # which no default covers
 
