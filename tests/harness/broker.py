@@ -60,13 +60,7 @@ class Broker:
 
     def admit(self, *nodes: str) -> None:
         """Counts from the next start on."""
-        path = self.folder / "rights.json"
-        document = json.loads(path.read_text())
-        for node in nodes:
-            role, client = rights.admission(self.region, node)
-            document["roles"].append({name: value for name, value in role.items() if name != "command"})
-            document["clients"].append({name: value for name, value in client.items() if name != "command"})
-        path.write_text(json.dumps(document))
+        (self.folder / "rights.json").write_text(json.dumps(rights.document(self.region, nodes)))
         (self.folder / "dynamic-security.json").unlink(missing_ok=True)
 
     def start(self) -> None:

@@ -194,17 +194,17 @@ async def _run(config: Config) -> None:
             each.bind(region.fleet)
         lifetimes = {**LIFETIME_S, **dict.fromkeys(NODES, Seconds(config.node_lifetime_s))}
         mqtt = str(config.mqtt) if config.mqtt else ""
-        broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter) if mqtt else None
+        folder_of_broker = None
+        if config.broker_dir is not None:
+            folder_of_broker = BrokerFolder(config.broker_dir, _broker_identity(authority, clock))
+            folder_of_broker.refresh(authority.ca_pem, clock.wall())
+        keep = folder_of_broker.keep if folder_of_broker is not None else None
+        broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter, keep=keep) if mqtt else None
         enrolment = Enrolment(
             config.region, store, authority, region.events, clock, ids, meter, broker=broker, lifetimes=lifetimes
         )
         operator_dir = config.data_dir / "operator"
         first_operator(authority, operator_dir, clock.wall())
-
-        folder_of_broker = None
-        if config.broker_dir is not None:
-            folder_of_broker = BrokerFolder(config.broker_dir, _broker_identity(authority, clock))
-            folder_of_broker.refresh(authority.ca_pem, clock.wall())
 
         def turned() -> None:
             identity.refresh()

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Set
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from harness.pki import Authority
 from harness.wait import until
 from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.control import BrokerControl
+from shoal.coordinator.broker.renewal import BrokerFolder
 from shoal.coordinator.clock import SystemClock, SystemIds
 from shoal.coordinator.controllers.region import NoMeter
 from shoal.types.device import Role
@@ -31,10 +32,12 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @contextlib.asynccontextmanager
-async def following(served: Broker, authority: Authority, *nodes: str) -> AsyncIterator[BrokerControl]:
+async def following(
+    served: Broker, authority: Authority, *nodes: str, keep: Callable[[str, Set[str]], None] | None = None
+) -> AsyncIterator[BrokerControl]:
     """These nodes are wanted; the broker has been told when this is entered."""
     files = authority.issue(Role.COORDINATOR, "coordinator")
-    control = BrokerControl(REGION, served.address, files, SystemClock(), SystemIds(), NoMeter())
+    control = BrokerControl(REGION, served.address, files, SystemClock(), SystemIds(), NoMeter(), keep=keep)
     for node in nodes:
         await control.admit(node)
     running = asyncio.create_task(control.run())
@@ -172,3 +175,18 @@ async def test_a_broker_that_gives_the_coordinator_nothing_is_said_and_waited_fo
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_broker_that_lost_its_rights_starts_with_all_that_the_coordinator_kept_in_its_folder(
+    tmp_path: Path, authority: Authority
+) -> None:
+    with broker(tmp_path / "mqtt", authority) as served:
+        folder = BrokerFolder(served.folder, lambda hosts: pytest.fail("its certificate is good"))
+        async with following(served, authority, "edge-1", "edge-2", keep=folder.keep) as control:
+            await control.expel("edge-2")
+            await until(lambda: b"edge-2" not in (served.folder / "rights.json").read_bytes(), 5, "it is kept")
+        served.kill()
+        (served.folder / "dynamic-security.json").unlink()
+        served.start()
+        assert may_speak(served, authority, "edge-1"), "nobody has told it"
+        assert not may_speak(served, authority, "edge-2")

@@ -6,7 +6,7 @@ wants, so that one that starts empty, or slept through a revocation, is right ag
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final
 
 import aiomqtt
@@ -33,15 +33,27 @@ log: Final = structlog.get_logger("shoal.coordinator.broker")
 
 
 class BrokerControl:
-    """files: the coordinator's, read again at each connection. address: the broker's host:port."""
+    """files: the coordinator's, read again at each connection. address: the broker's host:port. keep: told region and
+    nodes, on a thread, when the broker knows them."""
 
-    def __init__(self, region: str, address: str, files: PemFiles, clock: Clock, ids: Ids, meter: Meter) -> None:
+    def __init__(
+        self,
+        region: str,
+        address: str,
+        files: PemFiles,
+        clock: Clock,
+        ids: Ids,
+        meter: Meter,
+        *,
+        keep: Callable[[str, Set[str]], None] | None = None,
+    ) -> None:
         self._region = region
         self._address = address
         self._files = files
         self._clock = clock
         self._ids = ids
         self._meter = meter
+        self._keep = keep
         self._wanted: set[str] = set()
         self._expelled: set[str] = set()
         self._changed = asyncio.Event()
@@ -122,6 +134,8 @@ class BrokerControl:
                 raise
             held = dict.fromkeys(wanted, True)
             self._settled = not self._changed.is_set()
+            if self._keep is not None and self._settled:
+                await asyncio.to_thread(self._keep, self._region, wanted)
             await self._changed.wait()
 
     async def _held(self, talk: "_Talk") -> dict[str, bool]:

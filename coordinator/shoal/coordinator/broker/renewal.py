@@ -1,23 +1,26 @@
-"""The broker's certificate, and whom it trusts, while coordinator and broker share a machine.
+"""The broker's folder, made by `broker-config`, while coordinator and broker share a machine.
 
-The coordinator writes both into the folder that `broker-config` made, and has Mosquitto read them again, which it does
-on SIGHUP without losing a connection.
+The coordinator writes the broker's certificate and whom it trusts, and has Mosquitto read them again, which it does on
+SIGHUP without losing a connection; and the rights that the broker starts with where it has lost its own.
 """
 
+import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Final
 
 import structlog
 from cryptography import x509
 
+from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.config import LIFETIME_S
 from shoal.types.units import Wall
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of, identity_of_pem
+from shoal.wire.private import write_private
 
 PID: Final = "pid"
 """In the folder: `start` becomes the broker under this number."""
@@ -32,6 +35,14 @@ class BrokerFolder:
         self._folder = folder
         self._enrol = enrol
 
+    def keep(self, region: str, nodes: Set[str]) -> None:
+        """These nodes are admitted. To be told of each anew, a broker of a thousand would serve nobody for long."""
+        try:
+            write_private(self._folder / "rights.json", json.dumps(rights.document(region, sorted(nodes))).encode())
+            self._hand_over("rights.json")
+        except OSError as error:
+            log.error("the broker's rights are not kept", folder=str(self._folder), found=str(error))
+
     def refresh(self, ca_pem: bytes, wall: Wall) -> None:
         """Makes the certificate anew when its time nears its end, or when other CAs are trusted than the broker knows.
 
@@ -42,14 +53,18 @@ class BrokerFolder:
             is_good = identity_of_pem(current).not_after - wall > LIFETIME_S / 3
             if is_good and (self._folder / "ca.pem").read_bytes() == ca_pem:
                 return
-            owner = self._folder.stat()
             self._enrol(_hosts(current)).write(self._folder)
-            if os.getuid() == 0:
-                for name in ("cert.pem", "key.pem", "ca.pem"):
-                    shutil.chown(self._folder / name, owner.st_uid, owner.st_gid)
+            self._hand_over("cert.pem", "key.pem", "ca.pem")
             self._reload()
         except (OSError, ValueError) as error:
             log.error("the broker does not follow", folder=str(self._folder), found=str(error))
+
+    def _hand_over(self, *names: str) -> None:
+        """To whom the broker runs as. Raises OSError."""
+        if os.getuid() == 0:
+            owner = self._folder.stat()
+            for name in names:
+                shutil.chown(self._folder / name, owner.st_uid, owner.st_gid)
 
     def _reload(self) -> None:
         """Raises OSError, ValueError. A broker that does not run reads everything when it starts."""

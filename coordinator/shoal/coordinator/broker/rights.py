@@ -8,6 +8,7 @@ node has a role to itself. Only whole filters are granted (`subscribeLiteral`): 
 granted where the coordinator's own filters have one.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from shoal.wire import topics
@@ -21,8 +22,12 @@ _NODE: Final = "node."
 Json = dict[str, Any]
 
 
-def document(region: str) -> Json:
-    """The plugin's whole configuration before any node is admitted."""
+def document(region: str, nodes: Iterable[str] = ()) -> Json:
+    """The plugin's whole configuration when these nodes are admitted and nobody else."""
+    admitted = [admission(region, node) for node in nodes]
+    roles, clients = ([{**each[part]} for each in admitted] for part in (0, 1))
+    for each in (*roles, *clients):
+        del each["command"]
     return {
         "defaultACLAccess": {
             "publishClientSend": False,
@@ -30,9 +35,9 @@ def document(region: str) -> Json:
             "subscribe": False,
             "unsubscribe": True,
         },
-        "clients": [{"username": COORDINATOR_USER, "roles": [{"rolename": COORDINATOR_ROLE}]}],
+        "clients": [{"username": COORDINATOR_USER, "roles": [{"rolename": COORDINATOR_ROLE}]}, *clients],
         "groups": [],
-        "roles": [{"rolename": COORDINATOR_ROLE, "acls": coordinator_acls(region)}],
+        "roles": [{"rolename": COORDINATOR_ROLE, "acls": coordinator_acls(region)}, *roles],
     }
 
 
