@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import resource
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,13 +28,21 @@ from shoal.agent.clock import SystemClock
 from shoal.agent.core.session import reconnect_after
 from shoal.agent.link.credentials import Files
 from shoal.agent.link.grpc import GrpcLink
+from shoal.agent.link.mqtt import MqttLink
+from shoal.agent.ports import Link, Session
 from shoal.client import Context, Region
+from shoal.coordinator.broker import rights
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.identities import key_of, shown
 from shoal.coordinator.identity.authority import FileAuthority
-from shoal.types.assignment import Status
+from shoal.coordinator.ports import Transaction
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import ShoalError
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
 from shoal.types.link import Hello
 from shoal.types.units import Bytes, Seconds, Wall, Watts
+from shoal.wire.identity import Identity, identity_of_pem
 
 REGION = "bench"
 HEARTBEAT_S = 1.0
@@ -42,7 +50,7 @@ VALID_S = Seconds(6 * 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Fleet:
     """One size of fleet. core: share of the coordinator's core. memory: bytes above the empty coordinator's. herd_s:
     from the coordinator's being ready again until the last agent's welcome. silent: events of nodes called suspect or
     lost. late_ms: how late the coordinator answers an operator meanwhile, the worst of many."""
@@ -62,6 +70,7 @@ class Held:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", type=int, nargs="+", default=[1000, 2500, 5000])
+    parser.add_argument("--link", choices=("grpc", "mqtt"), default="grpc", help="mqtt: over this machine's Mosquitto")
     parser.add_argument("--seconds", type=float, default=20.0, help="to measure each size for")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
@@ -69,19 +78,19 @@ def main() -> None:
     options = parser.parse_args()
     _raise_limit()
     if options.drive:
-        asyncio.run(_drive(options.drive, options.address, options.agents[0]))
+        asyncio.run(_drive(options.drive, options.link, options.address, options.agents[0]))
         return
     found = []
     for agents in options.agents:
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-            found.append(measure(Path(folder), agents, options.seconds))
+            found.append(measure(Path(folder), options.link, agents, options.seconds))
         if not options.json:
             _tell(found[-1])
     if options.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
 
 
-def _tell(held: Held) -> None:
+def _tell(held: Fleet) -> None:
     mib = held.memory_per_1000 / 2**20
     print(
         f"{held.link} {held.agents:>6} agents: {held.core:5.0%} of a core, {held.messages_a_second:6.0f} messages/s, "
@@ -93,11 +102,12 @@ def _tell(held: Held) -> None:
 
 
 class Coordinator:
-    """A process on core 0; the same address after a restart."""
+    """A process on core 0; the same address after a restart. mqtt: of the broker by which agents come; '' without."""
 
-    def __init__(self, folder: Path) -> None:
-        self.data = folder / "coordinator"
-        self._log = folder / "coordinator.log"
+    def __init__(self, data: Path, mqtt: str = "") -> None:
+        self.data = data
+        self._mqtt = ("--mqtt", mqtt, "--models", "127.0.0.1:0") if mqtt else ()
+        self._log = data.with_suffix(".log")
         self._addresses = {"link": "127.0.0.1:0", "enrol": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
         self.process: psutil.Popen
 
@@ -106,7 +116,7 @@ class Coordinator:
         program = str(Path(sys.executable).with_name("shoal-coordinator"))
         with self._log.open("a") as log:
             self.process = psutil.Popen(
-                [program, "run", "--region", REGION, "--data-dir", str(self.data), *flags],
+                [program, "run", "--region", REGION, "--data-dir", str(self.data), *flags, *self._mqtt],
                 stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         self.process.cpu_affinity([0])
@@ -119,18 +129,54 @@ class Coordinator:
     def address(self) -> str:
         return self._addresses["link"]
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
     def region(self) -> Region:
         return Region(Context("bench", REGION, self.address, str(self.data / "operator")))
 
 
-def measure(folder: Path, agents: int, seconds: float) -> Held:
-    coordinator = Coordinator(folder)
-    coordinator.start()
-    try:
+class Broker:
+    """Mosquitto on the core that the agents have too, as `broker-config` sets it up; it knows the agents already."""
+
+    def __init__(self, data: Path, folder: Path) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{found.getsockname()[1]}"
+        program = [str(Path(sys.executable).with_name("shoal-coordinator")), "broker-config", "--region", REGION]
+        where = ["--data-dir", str(data), "--out", str(folder), "--listen", self.address]
+        subprocess.run([*program, *where], check=True, stdout=subprocess.DEVNULL)
+        self._folder = folder
+        self.process: psutil.Popen
+
+    def start(self, nodes: Sequence[str]) -> None:
+        (self._folder / "rights.json").write_text(json.dumps(rights.document(REGION, nodes)))
+        with (self._folder / "log").open("w") as log:
+            self.process = psutil.Popen([str(self._folder / "start")], stdout=log, stderr=log)
+        self.process.cpu_affinity(sorted(set(range(os.cpu_count() or 1)) - {0}) or [0])
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
+    with contextlib.ExitStack() as stack:
+        data, members = folder / "coordinator", folder / "members"
+        broker = Broker(data, folder / "broker") if link == "mqtt" else None
+        if broker is not None:
+            asyncio.run(_remember(data, _enrol(data, members, agents)))
+            broker.start(sorted(path.name for path in members.iterdir()))
+            stack.callback(broker.end)
+        coordinator = Coordinator(data, broker.address if broker is not None else "")
+        coordinator.start()
+        stack.callback(coordinator.end)
         empty = coordinator.process.memory_info().rss
-        members = folder / "members"
-        _enrol(coordinator.data, members, agents)
-        with _drivers(members, coordinator.address, agents) as drivers:
+        if broker is None:
+            _enrol(data, members, agents)
+        address = broker.address if broker is not None else coordinator.address
+        with _drivers(members, link, address, agents) as drivers:
             began = time.monotonic()
             drivers.wait_for(agents, deadline_s=120 + agents / 20)
             connected_s = time.monotonic() - began
@@ -141,16 +187,15 @@ def measure(folder: Path, agents: int, seconds: float) -> Held:
             core = (_cpu(coordinator.process) - cpu) / took
             messages = (drivers.sent() - sent) / took
             memory = coordinator.process.memory_info().rss - empty
-            coordinator.process.send_signal(signal.SIGKILL)
-            coordinator.process.wait()
+            coordinator.end()
             coordinator.start()
             back = time.monotonic()
             drivers.wait_for(agents, deadline_s=120 + agents / 20, after=back)
             herd_s = drivers.last_welcome() - back
             _settle(5.0)
             silent = _silent(coordinator)
-        return Held(
-            "grpc",
+        return Fleet(
+            link,
             agents,
             connected_s,
             core,
@@ -161,10 +206,6 @@ def measure(folder: Path, agents: int, seconds: float) -> Held:
             herd_s,
             silent,
         )
-    finally:
-        if coordinator.process.is_running():
-            coordinator.process.send_signal(signal.SIGKILL)
-            coordinator.process.wait()
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -193,8 +234,9 @@ def _silent(coordinator: Coordinator) -> int:
         return sum(event.code in ("NODE_SUSPECT", "NODE_LOST", "MASS_SILENCE") for event in region.events(limit=10_000))
 
 
-def _enrol(data: Path, members: Path, agents: int) -> None:
+def _enrol(data: Path, members: Path, agents: int) -> list[Identity]:
     """A certificate each, by the region's own CA."""
+    identities = []
     wall = SystemClock().wall()
     authority = FileAuthority.open(data / "ca", REGION, wall=wall, may_create=False)
     for number in range(agents):
@@ -203,6 +245,16 @@ def _enrol(data: Path, members: Path, agents: int) -> None:
         (members / name).mkdir(parents=True)  # not by its own crash-safe writing, which flushes six times
         for file, pem in (("cert", enrolled.certificate_pem), ("key", enrolled.key_pem), ("ca", enrolled.ca_pem)):
             (members / name / f"{file}.pem").write_bytes(pem)
+        identities.append(identity_of_pem(enrolled.certificate_pem))
+    return identities
+
+
+async def _remember(data: Path, identities: Sequence[Identity]) -> None:
+    """As nodes that enrolled before the coordinator starts: whoever did not is put out of the broker."""
+    store = await SqliteStore.open(data / "store")
+    known = {key_of(each.role, each.name): shown(None, each, SystemClock().wall()) for each in identities}
+    await store.commit(Transaction({key: records.dump(record) for key, record in known.items()}))
+    await store.close()
 
 
 class Drivers:
@@ -238,7 +290,7 @@ class Drivers:
 
 
 @contextlib.contextmanager
-def _drivers(members: Path, address: str, agents: int) -> Iterator[Drivers]:
+def _drivers(members: Path, link: str, address: str, agents: int) -> Iterator[Drivers]:
     """One process for each core but the coordinator's, each with its share of the agents."""
     cores = sorted(set(range(os.cpu_count() or 1)) - {0}) or [0]
     shares = [agents // len(cores) + (index < agents % len(cores)) for index in range(len(cores))]
@@ -249,7 +301,8 @@ def _drivers(members: Path, address: str, agents: int) -> Iterator[Drivers]:
         for name in sorted(path.name for path in members.iterdir())[first : first + share]:
             (folder / name).symlink_to(members / name)
         first += share
-        command = [sys.executable, __file__, "--drive", str(folder), "--address", address, "--agents", str(share)]
+        command = [sys.executable, __file__, "--drive", str(folder), "--link", link, "--address", address]
+        command += ["--agents", str(share)]
         process = subprocess.Popen(command, text=True)
         psutil.Process(process.pid).cpu_affinity([core])
         processes.append(process)
@@ -271,11 +324,11 @@ class Count:
     failed: int = 0
 
 
-async def _drive(folder: Path, address: str, agents: int) -> None:
+async def _drive(folder: Path, link: str, address: str, agents: int) -> None:
     count, welcomed = Count(), dict[str, float]()
     names = sorted(path.name for path in folder.iterdir())
     tasks = [
-        asyncio.create_task(_agent(folder / name, address, index * HEARTBEAT_S / agents, count, welcomed))
+        asyncio.create_task(_agent(folder / name, link, address, index * HEARTBEAT_S / agents, count, welcomed))
         for index, name in enumerate(names)
     ]
     out = folder.with_suffix(".json")
@@ -296,14 +349,16 @@ async def _drive(folder: Path, address: str, agents: int) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _agent(folder: Path, address: str, offset_s: float, count: Count, welcomed: dict[str, float]) -> None:
+async def _agent(
+    folder: Path, carrier: str, address: str, offset_s: float, count: Count, welcomed: dict[str, float]
+) -> None:
     """One agent's sessions, for ever: as the supervisor opens and keeps them, with a small report each beat."""
-    clock, name, attempt = SystemClock(), folder.name, 0
-    link = GrpcLink(Files(folder), address, clock, lambda *_, **__: None)
+    clock, name, held, attempt = SystemClock(), folder.name, Held(), 0
+    link: Link = (GrpcLink if carrier == "grpc" else MqttLink)(Files(folder), address, clock, lambda *_, **__: None)
     await asyncio.sleep(offset_s)
     while True:
         try:
-            session = await link.connect(_hello(name, clock.wall()))
+            session = await link.connect(_hello(name, held, clock.wall()))
         except ShoalError:
             count.failed += 1
             await asyncio.sleep(reconnect_after(name, attempt))
@@ -311,12 +366,12 @@ async def _agent(folder: Path, address: str, offset_s: float, count: Count, welc
             continue
         attempt = 0
         welcomed[name] = time.monotonic()
-        reader = asyncio.create_task(_read(session))
+        reader = asyncio.create_task(_read(session, held))
         try:
             sequence = 0
             while not reader.done():
                 sequence += 1
-                await session.send(_status(name, session.welcome.epoch, sequence, clock.wall()))
+                await session.send(_status(name, session.welcome.epoch, sequence, held, clock.wall()))
                 count.sent += 1
                 await asyncio.wait([reader], timeout=session.welcome.heartbeat_s)
         except ShoalError:
@@ -328,13 +383,22 @@ async def _agent(folder: Path, address: str, offset_s: float, count: Count, welc
         await asyncio.sleep(reconnect_after(name, 0))
 
 
-async def _read(session: Any) -> None:
+@dataclass(slots=True)
+class Held:
+    """version: of the desired set that this agent took last; it is the same after a reconnect, as an agent's is."""
+
+    version: Version | None = None
+
+
+async def _read(session: Session, held: Held) -> None:
     with contextlib.suppress(ShoalError):
         while True:
-            await session.receive()
+            message = await session.receive()
+            if isinstance(message, DesiredSet):
+                held.version = message.version
 
 
-def _hello(name: str, wall: Wall) -> Hello:
+def _hello(name: str, held: Held, wall: Wall) -> Hello:
     cpu = Device(
         "cpu0", DeviceKind.CPU, "bench", "bench", "bench", "1", "onnxruntime 1", "CPUExecutionProvider", Bytes(2**34)
     )
@@ -342,12 +406,12 @@ def _hello(name: str, wall: Wall) -> Hello:
         name, REGION, Role.AGENT, {"site": "bench"}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,),
         "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4", "boot",
     )  # fmt: skip
-    return Hello(node, f"nonce-{name}-{wall}", None, 1, wall)
+    return Hello(node, f"nonce-{name}-{wall}", held.version, 1, wall)
 
 
-def _status(name: str, epoch: int, sequence: int, wall: Wall) -> Status:
+def _status(name: str, epoch: int, sequence: int, held: Held, wall: Wall) -> Status:
     reading = Reading("cpu0", Bytes(2**33), 0.1, 40.0, Watts(10.0), 100.0 + sequence, wall)
-    return Status(name, epoch, sequence, sequence % 8 == 1, None, (), (), (reading,), (), wall, True)
+    return Status(name, epoch, sequence, sequence % 8 == 1, held.version, (), (), (reading,), (), wall, True)
 
 
 def _raise_limit() -> None:
