@@ -75,7 +75,7 @@ def rotate(stage: str | None, wait: str, context: str, region: str, output: str)
         issuing = next(root.fingerprint for root in found.roots if root.state == "issuing")
         line(f"done: {issuing} issues, and it alone is trusted")
     else:
-        line(f"it goes on: {len(found.laggards)} are waited for; shoal ca status")
+        line(f"it goes on, and waits for {len(found.laggards)} more: shoal ca status")
 
 
 def _watch(

@@ -8,8 +8,8 @@ import click
 from shoal.cli.options import output
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import when
-from shoal.client import Context, Contexts, renew_context
-from shoal.wire.enrol import redeem
+from shoal.client import Context, Contexts, Region, renew_context
+from shoal.wire.enrol import redeem, renew
 from shoal.wire.identity import identity_of_pem
 
 
@@ -81,15 +81,40 @@ def login(coordinator: str, token: str, as_: str, name: str) -> None:
 
 @context.command(name="renew")
 @click.argument("name", default="")
-def renew_(name: str) -> None:
+@click.option(
+    "--files",
+    type=click.Path(exists=True, file_okay=False),
+    default=None,
+    help="Renew the cert.pem, key.pem and ca.pem in this folder instead, a tenant's client's for example.",
+)
+@click.option(
+    "--coordinator",
+    default="",
+    metavar="HOST:PORT",
+    help="The region's enrolment address, for --files. [default: as the context NAME knows it]",
+)
+def renew_(name: str, files: str | None, coordinator: str) -> None:
     """Get a new certificate for NAME now. [default: the context in use]
 
     Commands do this by themselves when two thirds of its life are over. A certificate that ended may be renewed for 90
     days; one whose CA was followed by another, too.
     """
+    if files is None:
+        found = Contexts().get(name)
+        renewed, whose = renew_context(found), found.name
+    else:
+        renewed = renew(coordinator or _enrolment(name), Path(files))
+        renewed.write(Path(files))
+        whose = f"{renewed.role} {renewed.name}"
+    line(f"{whose} is good until {when(identity_of_pem(renewed.certificate_pem).not_after)}")
+
+
+def _enrolment(name: str) -> str:
     found = Contexts().get(name)
-    renewed = renew_context(found)
-    line(f"{found.name} is good until {when(identity_of_pem(renewed.certificate_pem).not_after)}")
+    if found.enrolment:
+        return found.enrolment
+    with Region(found) as api:
+        return str(api.who_am_i().enrol_address)
 
 
 @context.command()
