@@ -12,11 +12,14 @@ from simulation.scene import GIVEN_UP, TEXT, Scene, tell
 from simulation.test_sight_rows import part
 
 from harness.report import record
+from shoal.simulator.broker import BrokerLink, BrokerSession
 from shoal.simulator.machine import Machine
+from shoal.simulator.network import unreachable
 from shoal.simulator.operators import WHO
-from shoal.simulator.world import EPOCH
+from shoal.simulator.world import EPOCH, Process
 from shoal.types.codes import ShoalError
 from shoal.types.device import Reading
+from shoal.types.link import FromAgent, Hello, ToAgent
 
 FLAPS = 10
 FLAP_S = 5.0
@@ -209,3 +212,64 @@ def test_f35_a_sensor_that_lies_costs_trust_and_no_work(lie: str) -> None:
 @pytest.mark.parametrize("value", UNKNOWN)
 def test_f35_a_sensor_that_tells_nothing_costs_nothing(value: str) -> None:
     lies(value, lambda reading: replace(reading, utilisation=UNKNOWN[value]), costs_trust=False)
+
+
+class Unheard:
+    """A link whose first session gives out the desired set that the broker kept, and takes no report before
+    it is over."""
+
+    def __init__(self, link: BrokerLink) -> None:
+        self._link = link
+        self.sessions = 0
+
+    async def connect(self, hello: Hello) -> "BrokerSession | UnheardSession":
+        session = await self._link.connect(hello)
+        self.sessions += 1
+        return UnheardSession(session) if self.sessions == 1 else session
+
+
+class UnheardSession:
+    def __init__(self, session: BrokerSession) -> None:
+        self.welcome = session.welcome
+        self._session = session
+        self._closed = asyncio.Event()
+        self._given = asyncio.Event()
+
+    async def send(self, message: FromAgent) -> None:
+        await self._given.wait()
+        raise unreachable("it has ended")
+
+    async def receive(self) -> ToAgent:
+        if not self._given.is_set():
+            message = await self._session.receive()
+            self._given.set()
+            return message
+        await self._closed.wait()
+        raise unreachable("it has ended")
+
+    async def close(self) -> None:
+        self._closed.set()
+        await self._session.close()
+
+
+def test_a_session_that_is_over_before_the_first_report_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a desired set in hand, which waits for that report. (Found by seed 233, over a broker.)"""
+    links: list[Unheard] = []
+
+    async def story(scene: Scene) -> None:
+        def unheard(process: Process, machine: Machine) -> Unheard:
+            broker = scene.cluster.broker
+            assert broker is not None
+            links.append(Unheard(BrokerLink(process, broker, machine.name, machine.identity)))
+            return links[-1]
+
+        monkeypatch.setattr(scene.cluster, "_link", unheard)
+        scene.cluster.kill_agent(scene.replicas[0])
+        await asyncio.sleep(5.0)
+        await scene.whole(20.0)
+
+    scene = tell(0, 1, story, mqtt=True)
+    assert [link.sessions for link in links] == [2]
+    assert scene.starts() == 1
