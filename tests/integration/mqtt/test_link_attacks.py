@@ -213,6 +213,23 @@ async def test_a19_presence_counts_only_for_its_signer(ends: Ends) -> None:
     assert ends.events.ended == []
 
 
+async def test_a19_a_storm_of_its_own_wills_ends_no_session_and_costs_nobody_else(ends: Ends) -> None:
+    files = ends.files()
+    session, other = await ends.connect(files=files), await ends.connect(OTHER)
+    own = Signature.of_pem(files.key.read_bytes(), files.certificate.read_bytes())
+    topic = topics.of_node(REGION, NODE, Channel.ONLINE)
+    wills = [mqtt_pb2.Presence(nonce=f"nonce-of-{number}", online=False) for number in range(1000)]
+    with as_node(ends) as node:
+        for will in wills:
+            node.send(topic, sign(own, REGION, NODE, Channel.ONLINE, will.SerializeToString()))
+        await other.send(status(other, 1, name=OTHER))
+        await until(lambda: ends.events.of(OTHER), 2.0, "the other is heard in the midst of it")
+        assert node.publish(topic, b"last") in (0, 16)
+    await session.send(status(session, 1))
+    await until(lambda: ends.events.of(NODE), 5.0, "its session stands")
+    assert ends.events.ended == []
+
+
 async def test_a20_forged_messages_change_nothing_at_either_end(ends: Ends) -> None:
     session = await a_session_that_said_everything(ends)
     certificate, key, _ = ends.authority.issue(Role.AGENT, OTHER).read()
@@ -288,13 +305,19 @@ async def test_a01_a_certificate_that_ends_ends_its_session(ends: Ends) -> None:
     await until(lambda: not ends.is_connected(), 2.0, "it is over at the other end")
 
 
-async def test_a09_a_certificate_that_is_revoked_ends_its_session_and_opens_no_other(ends: Ends) -> None:
+async def test_a09_a_revoked_certificate_ends_its_session_and_opens_no_other_though_its_node_joined_again(
+    ends: Ends,
+) -> None:
     files = ends.files()
     session = await ends.connect(files=files)
     refusal = Refusal(Code.CERT_REVOKED, "serial 7", "a certificate that stands", "enrol again")
     carrier(ends).revoked[files.identity().serial] = refusal
     async with asyncio.timeout(1.0 + BEAT_S):
         assert (await ending(session)).code is Code.CERT_REVOKED
+    await until(lambda: not ends.is_connected(), 2.0, "it is over at the other end")
+    again = await ends.connect(files=ends.files())
     with pytest.raises(Exception, match=r"COORDINATOR_UNREACHABLE|CERT_REVOKED"):
         await ends.connect(files=files)
-    assert len(ends.events.opened_by) == 1
+    assert len(ends.events.opened_by) == 2
+    await again.send(status(again, 1))
+    await until(lambda: ends.events.of(NODE), 5.0, "whoever joined again is not disturbed")
