@@ -305,7 +305,7 @@ async def test_a01_a_certificate_that_ends_ends_its_session(ends: Ends) -> None:
     await until(lambda: not ends.is_connected(), 2.0, "it is over at the other end")
 
 
-async def test_a09_a_revoked_certificate_ends_its_session_and_opens_no_other_though_its_node_joined_again(
+async def test_a09_a_revoked_certificate_ends_its_session_and_opens_no_other_when_its_node_is_back(
     ends: Ends,
 ) -> None:
     files = ends.files()
