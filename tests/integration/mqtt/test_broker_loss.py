@@ -13,6 +13,7 @@ from harness.stack import Load, Stack
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.coordinator.broker import rights
+from shoal.types.codes import Code
 
 BACK_WITHIN_S = 5.0
 
@@ -35,6 +36,12 @@ def sessions(stack: Stack) -> dict[str, int]:
     """Epochs of the nodes that are ready."""
     with stack.api() as api:
         return {view.node.name: view.epoch for view in api.get("nodes").nodes if view.liveness == "ready"}
+
+
+def reasons(stack: Stack) -> set[str]:
+    """What is told about the nodes that are ready."""
+    with stack.api() as api:
+        return {view.reason.code for view in api.get("nodes").nodes if view.liveness == "ready"}
 
 
 def carried(stack: Stack) -> bool:
@@ -66,6 +73,8 @@ def test_f17_every_agent_is_back_soon_after_the_broker_and_nothing_was_done_twic
     with Load(gateway, stack.client_files, NAME, clients=2, rate=10.0) as load:
         stack.kill("broker")
         hurt(folder)
+        told = {Code.WAITING_FOR_LINK}
+        wait_until(lambda: reasons(stack) == told, 5.0, "nodes that are ready still, and why they are not heard")
         load.wait_for(80)  # inference goes on without it, for longer than it takes to be suspected
         stack.control.hurt("broker", "resume")  # it listens when this returns
         there = clock.now()
@@ -79,6 +88,7 @@ def test_f17_every_agent_is_back_soon_after_the_broker_and_nothing_was_done_twic
     assert load.verdict().lost == 0
     assert stack.workers() == workers, "no model was loaded again"
     assert [row.assignment.id for row in stack.serves(NAME)] == placed
+    assert {"BROKER_LOST", "BROKER_BACK"} <= {event.code for event in stack.events(last)}
     decided = [event.code for event in stack.events(last) if event.workload.name == NAME]
     assert decided == [], "nothing was decided anew"
     known = json.loads((folder / "dynamic-security.json").read_text())

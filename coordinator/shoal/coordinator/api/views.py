@@ -419,6 +419,8 @@ def _node_reason(state: NodeState) -> Refusal | None:
         )
     if state.quarantined and state.refusal is not None:
         return state.refusal
+    if state.hidden:
+        return state.unheard
     if state.liveness is Liveness.LOST:
         return Refusal(Code.NODE_LOST, "silent", "a heartbeat", "start its agent, or look at its network")
     if state.liveness is Liveness.SUSPECT:

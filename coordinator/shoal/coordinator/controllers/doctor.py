@@ -119,6 +119,8 @@ def _node(state: NodeState) -> Refusal | None:
         return Refusal(Code.TWIN_REFUSED, found, "one agent for each identity", f"shoal node settle {state.name}")
     if state.quarantined:
         return state.refusal
+    if state.hidden:
+        return state.unheard
     if state.liveness is not Liveness.READY:
         code = Code.NODE_LOST if state.liveness is Liveness.LOST else Code.NODE_SUSPECT
         return Refusal(code, f"{state.name} is {state.liveness}", "a heartbeat", f"look at the agent on {state.name}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from shoal.types.assignment import Ingress, Observed, Version
-from shoal.types.codes import Refusal
+from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -100,6 +100,16 @@ class NodeState:
     @property
     def name(self) -> str:
         return self.node.name
+
+    @property
+    def unheard(self) -> Refusal | None:
+        """Why its silence says nothing about it, where that is so."""
+        if not self.hidden:
+            return None
+        found = f"{self.name} comes by the broker, which the coordinator does not reach"
+        return Refusal(
+            Code.WAITING_FOR_LINK, found, "a broker that answers", "start the broker; what runs there goes on"
+        )
 
     def device(self, name: str) -> Device | None:
         return next((device for device in self.node.devices if device.name == name), None)
