@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,10 @@ from pathlib import Path
 from harness.crafted import relu
 from harness.disk import compile_disk, slow_disk, slowed
 from harness.netns import Network, network
+from harness.preload import compile_library, preloaded
 from harness.stack import PATIENCE_S, Stack
 from harness.wait import wait_until
+from harness.wall import WallClock
 from shoal.client import Contexts
 from shoal.devstack import layout
 from shoal.devstack.control import Control
@@ -30,8 +32,8 @@ TESTS = Path(__file__).parents[1]
 class ApartControl(Control):
     """`shoal dev up`, but every member has an address of its own."""
 
-    def __init__(self, folder: Path, contexts: Contexts, net: Network, before: Sequence[str]) -> None:
-        """before: what every program's command line begins with."""
+    def __init__(self, folder: Path, contexts: Contexts, net: Network, before: Mapping[str, Sequence[str]]) -> None:
+        """before: what each member's command line begins with."""
         super().__init__(folder, contexts)
         self._net = net
         self._before = before
@@ -47,19 +49,23 @@ class ApartControl(Control):
 
     def _keeper(self) -> list[str]:
         stack = layout.load(self.folder)
-        inside = {member.name: (*self._net.inside(member.name), *self._before) for member in stack.members}
+        inside = {one.name: (*self._net.inside(one.name), *self._before[one.name]) for one in stack.members}
         command = [sys.executable, "-m", "harness.apart", str(self.folder), json.dumps(inside)]
         return ["env", f"PYTHONPATH={TESTS}", *command]
 
 
 class ApartStack(Stack):
-    """`net`: cut it as you like; the test stands outside of every machine."""
+    """`net`, `clocks`: cut and turn them as you like; the test stands outside of every machine."""
 
-    def __init__(self, folder: Path, net: Network) -> None:
+    def __init__(self, folder: Path, net: Network, names: Sequence[str], ahead_s: Mapping[str, int]) -> None:
+        """ahead_s: of the wall clocks of these machines, from the first start on."""
         super().__init__(folder)
         self.net = net
         self._slow = folder / "slow"
-        before = slow_disk(compile_disk(folder), folder / "dev", self._slow)
+        library = compile_library("wall", folder)
+        self.clocks = {name: WallClock(folder / "clocks" / name, library, ahead_s.get(name, 0)) for name in names}
+        disk = slow_disk(compile_disk(folder), folder / "dev", self._slow)
+        before = {name: preloaded(disk, clock.environment) for name, clock in self.clocks.items()}
         self.control = ApartControl(folder / "dev", self.contexts, net, before)
 
     def slow_disks(self, *, flush_s: float, write_s: float) -> AbstractContextManager[None]:
@@ -95,11 +101,11 @@ class ApartKeeper(Keeper):
 
 
 @contextlib.contextmanager
-def apart(folder: Path, agents: int) -> Iterator[ApartStack]:
-    """A region with the model `relu`; the first agents of `shoal dev up`."""
+def apart(folder: Path, agents: int, ahead_s: Mapping[str, int]) -> Iterator[ApartStack]:
+    """A region with the model `relu`; the first agents of `shoal dev up`. ahead_s: see ApartStack."""
     names = ["coordinator", "gateway", *(name for name, _ in layout.fleet_of(agents))]
     with network(names) as net:
-        stack = ApartStack(folder, net)
+        stack = ApartStack(folder, net, names, ahead_s)
         try:
             stack.up(agents)
             stack.push(relu().SerializeToString(), "relu")

@@ -27,10 +27,9 @@ def compile_disk(folder: Path) -> Path:
     return compile_library("disk", folder)
 
 
-def slow_disk(library: Path, root: Path, told: Path) -> tuple[str, ...]:
-    """What a command line begins with, for a program whose disk beneath `root` is slow while `told` says how."""
-    given = {"LD_PRELOAD": library, "SHOAL_DISK_ROOT": root, "SHOAL_DISK_SLOW": told}
-    return ("env", *(f"{name}={value}" for name, value in given.items()))
+def slow_disk(library: Path, root: Path, told: Path) -> dict[str, str]:
+    """Environment of a program whose disk beneath `root` is slow while `told` says how."""
+    return {"LD_PRELOAD": str(library), "SHOAL_DISK_ROOT": str(root), "SHOAL_DISK_SLOW": str(told)}
 
 
 @contextmanager

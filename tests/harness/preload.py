@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.types.codes import Code, refuse
@@ -16,3 +17,10 @@ def compile_library(name: str, folder: Path) -> Path:
     source = Path(__file__).with_name(f"{name}.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl", "-lpthread"], check=True)
     return library
+
+
+def preloaded(*environments: Mapping[str, str]) -> list[str]:
+    """What a command line begins with, for a program with all of these libraries."""
+    libraries = ":".join(each["LD_PRELOAD"] for each in environments)
+    given = {name: value for each in environments for name, value in each.items()} | {"LD_PRELOAD": libraries}
+    return ["env", *(f"{name}={value}" for name, value in given.items())]

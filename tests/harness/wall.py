@@ -8,11 +8,13 @@ from harness.preload import compile_library
 class WallClock:
     """Right until `jump`. Needs a C compiler (Debian: gcc, libc6-dev)."""
 
-    def __init__(self, folder: Path) -> None:
-        self._library = compile_library("wall", folder)
+    def __init__(self, folder: Path, library: Path | None = None, ahead_s: int = 0) -> None:
+        """library: `wall.c`, where it was compiled before."""
+        self._library = library or compile_library("wall", folder)
+        folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "ahead"
-        self.ahead_s = 0
-        self.jump(0)
+        self.ahead_s = ahead_s
+        self.jump(ahead_s)
 
     @property
     def environment(self) -> dict[str, str]:

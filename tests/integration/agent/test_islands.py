@@ -23,7 +23,7 @@ from shoal.agent.clock import SystemClock
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code
 from shoal.types.device import Role
-from shoal.types.units import Wall
+from shoal.types.units import Seconds, Wall
 from shoal.wire.undated import NO_CHECK_TIME
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -32,6 +32,8 @@ MODEL = onnx_models.add_one()
 DIGEST = f"sha256:{hashlib.sha256(MODEL).hexdigest()}"
 HOUR, DAY, YEAR = 3600, 86400, 31_536_000
 ATTEMPTS = 3
+SERVE_S, BEAT_S = 4.0, 1.0
+"""Seconds: of `serve`, and of the beat that it may be wrong by, as shipped."""
 TOKEN = "a-token-of-tenant-default"
 
 
@@ -63,15 +65,15 @@ class Island:
         asked = assignment("a-one", "one", DIGEST, len(MODEL), **rule)
         self.coordinator.want(asked, generation=self.generation + 1, credentials=(token,))
 
-    async def linked(self) -> None:
-        """Link and clock are right, and so is the identity; what it is told is in service."""
+    async def linked(self, **rule: object) -> None:
+        """Link and clock are right, and so is the identity; what it is told is in service. rule: of `partition`."""
         self.wall.jump(0)
         sessions = len(self.coordinator.hellos)
         self.machine.identify(self.authority.issue(Role.AGENT, NODE))
         self.machine.lose_power()
         await self.coordinator.stop()
         await self.coordinator.start()
-        self.want()
+        self.want(**rule)
         await asyncio.to_thread(self.machine.start)
         await until(lambda: len(self.coordinator.hellos) > sessions, 20.0, "a session")
         await until(lambda: self.coordinator.version == self._version(), 20.0, "the set to be accepted")
@@ -188,3 +190,61 @@ async def test_f28_a_wrong_clock_or_an_old_certificate_removes_nothing(island: I
 
 def _told(island: Island, code: Code, since: int) -> bool:
     return any(each["code"] == code for each in island.machine.logged("event", since))
+
+
+async def refused_at(island: Island, started: float) -> float:
+    """Seconds from `started` until requests are refused for want of a replica."""
+    clock = SystemClock()
+
+    async def refused() -> bool:
+        try:
+            await island.by_token()
+        except Failed as failed:
+            return failed.code == Code.MODEL_NOT_READY
+        return False
+
+    await until(refused, 20.0, "it to stop serving", every_s=0.05)
+    return clock.now() - started
+
+
+@pytest.mark.parametrize("jumps", [(), (HOUR, -HOUR, YEAR, -YEAR)], ids=["", "f26"])
+async def test_serve_ends_by_its_rule_and_goes_on_with_the_link(island: Island, jumps: tuple[int, ...]) -> None:
+    """`partition.serve`: elapsed time from the coordinator's last word on, whatever the wall clock says meanwhile."""
+    await island.linked(serve_s=Seconds(SERVE_S))
+    fetched = len(island.coordinator.fetched)
+    before = len(island.machine.log())
+    await island.coordinator.stop()
+    cut_at = SystemClock().now()
+    for seconds in jumps:
+        island.wall.jump(seconds)
+        assert await island.by_token() == island.right
+    ended_s = await refused_at(island, cut_at)
+    island.wall.jump(0)
+    assert abs(ended_s - SERVE_S) <= BEAT_S, ended_s
+    await until(lambda: "gone" in phases(island, before), 10.0, "the worker's end")
+    await island.coordinator.start()
+    await until(island.by_token, 20.0, "service with the link")
+    assert len(island.coordinator.fetched) == fetched, "the bytes were kept"
+    if jumps:
+        record("F26", "P", 1, lease_s=SERVE_S, jumps=len(jumps), wrong_by_s=round(abs(ended_s - SERVE_S), 2))
+
+
+async def test_cold_boot_wait_starts_nothing_until_the_coordinator_is_heard(island: Island) -> None:
+    """`partition.cold_boot: wait`."""
+    await island.linked(cold_boot_serve=False)
+    fetched = len(island.coordinator.fetched)
+    await island.cut()
+    assert await island.by_token() == island.right, "what runs goes on"
+    island.machine.lose_power()
+    before = len(island.machine.log())
+    await asyncio.to_thread(island.machine.start)
+    await refused_at(island, SystemClock().now())
+    await until(lambda: len(island.machine.logged("link_down", before)) > 2, 20.0, "it to have called in vain")
+    assert phases(island, before) == []
+    await island.coordinator.start()
+    await until(island.by_token, 20.0, "service with the link")
+    assert len(island.coordinator.fetched) == fetched
+
+
+def phases(island: Island, since: int) -> list[str]:
+    return [each["phase"] for each in island.machine.logged("phase", since)]

@@ -8,12 +8,15 @@ from harness.apart import ApartStack, apart
 from harness.stack import documents, on_nodes, policy, workload
 
 PAIR = ("plain-cpu", "edge-npu")
+SKEW_S = 600
+"""F27: how wrong the clocks of the two are from their first start on, one each way, in every test of this folder."""
 
 
 @pytest.fixture(scope="session")
 def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApartStack]:
     """Three agents; `pair` runs in two replicas on two of them, `third` is free for a replacement."""
-    with apart(tmp_path_factory.mktemp("apart"), 3) as found:
+    ahead_s = {PAIR[0]: -SKEW_S, PAIR[1]: SKEW_S}
+    with apart(tmp_path_factory.mktemp("apart"), 3, ahead_s) as found:
         found.apply(documents(policy("two", on_nodes(PAIR, 2)), workload("pair", "relu", "two")))
         found.serves("pair", 2)
         yield found

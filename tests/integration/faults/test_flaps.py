@@ -1,7 +1,7 @@
 """F19: a link that comes and goes under load, then stays away for long; nothing healthy is touched.
 
 Two clients ask all the while: one at the gateway, one at the very machine that is cut off from all others. Scaled in
-`make test`: beats, silence and flaps a quarter as long. Whole: `-m long`.
+`make test`: beats a quarter as long, silence and flaps a fifth. Whole: `-m long`.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Scale:
     partition: str
 
 
-AS_SHIPPED = Scale(5.0, 5.0, 360.0, "{}")
+AS_SHIPPED = Scale(5.0, 5.0, 360.0, "{heartbeat: 1s, lost_after: 10s}")
 SCALED = Scale(1.0, 0.5, 4.0, "{heartbeat: 250ms, lost_after: 2500ms}")
 
 

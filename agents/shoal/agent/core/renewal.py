@@ -24,6 +24,14 @@ def due_at(issued: Wall, ends: Wall, node: str) -> Wall:
     return Wall(issued + life * (SHARE - SPREAD * _share(node)))
 
 
+def is_past(offered_ends: Wall, held_ends: Wall, now: Wall) -> bool:
+    """Whether a certificate that is offered has ended already, while the one that is held has not.
+
+    Who issued it has a clock that is behind. Ours may be behind as well, but is ahead of the truth only where it was so
+    when the one that is held was issued; and then that one has ended too."""
+    return offered_ends <= now < held_ends
+
+
 def follow_after(node: str) -> Seconds:
     """Seconds to wait before turning to another CA."""
     return Seconds(FOLLOW_S * _share(node))

@@ -16,9 +16,9 @@ from shoal.agent.core import renewal
 from shoal.agent.ports import Clock, Held, Log
 from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.units import Seconds, Wall
+from shoal.types.units import Seconds, Wall, show_seconds
 from shoal.wire.enrol import renew
-from shoal.wire.identity import BACKDATED_S, Identity, identity_of_certificate
+from shoal.wire.identity import BACKDATED_S, Identity, identity_of_certificate, identity_of_pem
 from shoal.wire.private import write_private
 from shoal.wire.token import ca_fingerprint
 
@@ -121,6 +121,11 @@ class FileMembership:
 
     def _renew(self) -> None:
         enrolled = renew(self._enrol, self._folder)
+        offered = identity_of_pem(enrolled.certificate_pem)
+        now = self._clock.wall()
+        if renewal.is_past(offered.not_after, self._identity.not_after, now):
+            found = f"a certificate that ended {show_seconds(Seconds(now - offered.not_after))} ago"
+            raise refuse(Code.CLOCK_SKEW, found, "one that is valid", "set the coordinator's clock; ours is kept")
         try:
             enrolled.write(self._folder)
         except OSError as cause:

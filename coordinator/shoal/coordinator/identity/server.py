@@ -114,4 +114,6 @@ def first_operator(authority: FileAuthority, folder: Path, wall: Wall) -> None:
 
 
 def _is_due(certificate_pem: bytes, wall: Wall) -> bool:
-    return identity_of_pem(certificate_pem).not_after - wall < LIFETIME_S / 3
+    """Near its end; or not valid yet, since the clock was ahead when it was made."""
+    dated = identity_of_pem(certificate_pem)
+    return wall < dated.not_before or dated.not_after - wall < LIFETIME_S / 3

@@ -1,5 +1,6 @@
-"""When a fleet's nodes renew: early enough, and not together."""
+"""When a fleet's nodes renew: early enough, and not together; and which certificate is taken."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,12 +12,14 @@ from shoal.agent.core.renewal import (
     VALID_CAP_S,
     due_at,
     follow_after,
+    is_past,
     retry_after,
 )
 from shoal.types.codes import Code
 from shoal.types.units import Wall
 
 FLEET = 5000
+NOW, ENDED, GOOD = Wall(1000.0), Wall(900.0), Wall(1100.0)
 
 
 @given(st.text(min_size=1), st.floats(0, 4e9), st.floats(1, 1e9))
@@ -44,3 +47,11 @@ def test_who_is_late_tries_often_and_who_was_refused_seldom(node: str, attempt: 
     for ended in (True, False):
         most = ANSWERED_CAP_S if answered else LATE_CAP_S if ended else VALID_CAP_S
         assert 0 < retry_after(node, attempt, refused, ended=ended) <= most
+
+
+@pytest.mark.parametrize(
+    ("offered", "held", "past"),
+    [(ENDED, GOOD, True), (ENDED, ENDED, False), (GOOD, GOOD, False), (GOOD, ENDED, False), (NOW, GOOD, True)],
+)
+def test_a_certificate_of_the_past_does_not_follow_a_good_one(offered: Wall, held: Wall, past: bool) -> None:
+    assert is_past(offered, held, NOW) is past
