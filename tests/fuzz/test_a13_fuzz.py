@@ -22,8 +22,8 @@ SEED = 13
 def fuzz(name: str, runs: int, folder: Path) -> None:
     """A find is printed with the input that does it.
 
-    By a shell: Linux counts what a process held before its `exec` to its peak, and libFuzzer, which judges memory by the
-    peak, would otherwise find the size of this test runner in every target.
+    By a shell: Linux counts what a process held before its `exec` to its peak, and libFuzzer, which judges memory by
+    the peak, would otherwise find the size of this test runner in every target.
     """
     done = subprocess.run(
         [
