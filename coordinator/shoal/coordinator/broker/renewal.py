@@ -17,6 +17,7 @@ from cryptography import x509
 
 from shoal.coordinator.broker import rights
 from shoal.coordinator.broker.config import LIFETIME_S
+from shoal.types.codes import ShoalError
 from shoal.types.units import Wall
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of, identity_of_pem
@@ -56,7 +57,7 @@ class BrokerFolder:
             self._enrol(_hosts(current)).write(self._folder)
             self._hand_over("cert.pem", "key.pem", "ca.pem")
             self._reload()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ShoalError) as error:
             log.error("the broker does not follow", folder=str(self._folder), found=str(error))
 
     def _hand_over(self, *names: str) -> None:
