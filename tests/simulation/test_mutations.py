@@ -1,11 +1,16 @@
 """Planted bugs are caught by the judge and the invariants in ordinary seeded runs, none by a test written for it."""
 
+import os
+from contextlib import closing
+
 import pytest
 from simulation.mutations import MUTATIONS, Mutation
 
 from harness.report import record
 from shoal.simulator.scenario import SCENARIOS, Outcome, play
+from shoal.simulator.sweep import sweep
 
+JOBS = os.cpu_count() or 1
 MOST_SEEDS = 200
 FIRST_SEED = 5000
 
@@ -13,14 +18,13 @@ FIRST_SEED = 5000
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
-    with mutation.planted():
-        for tried in range(1, MOST_SEEDS + 1):
-            caught = play(FIRST_SEED + tried - 1, SCENARIOS["storm"])
-            if caught.violations:
-                break
-        else:
-            pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {MOST_SEEDS} seeds")
+    seeds = range(FIRST_SEED, FIRST_SEED + MOST_SEEDS)
+    with mutation.planted(), closing(sweep(seeds, "storm", JOBS)) as outcomes:  # forked with the bug in
+        caught = next((outcome for outcome in outcomes if outcome.violations), None)
+    if caught is None:
+        pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {MOST_SEEDS} seeds")
     _sound(caught)
+    tried = caught.seed - FIRST_SEED + 1
     record(
         "D8", "S", tried, mutation=mutation.name, bug=mutation.bug, seeds=tried, caught_by=caught.violations[0][:160]
     )

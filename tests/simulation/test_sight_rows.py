@@ -12,7 +12,7 @@ from harness.report import record
 from shoal.simulator.network import COORDINATOR
 from shoal.types.workload import PartitionRule
 
-RUNS = 10
+RUNS = 6
 HOUR_S = 3600.0
 YEAR_S = 365 * 24 * HOUR_S
 RULE = PartitionRule()

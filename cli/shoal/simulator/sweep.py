@@ -1,7 +1,7 @@
 """Many seeds, on all cores."""
 
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +10,7 @@ from shoal.simulator.scenario import SCENARIOS, Outcome, play
 BATCH = 4
 
 
-def sweep(seeds: Iterable[int], scenario: str, jobs: int) -> Iterator[Outcome]:
+def sweep(seeds: Iterable[int], scenario: str, jobs: int) -> Generator[Outcome]:
     """The outcomes in the order of seeds, without their records: a failing seed is played again to read its story."""
     if jobs <= 1:
         yield from map(partial(_play, scenario=scenario), seeds)
