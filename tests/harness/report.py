@@ -21,8 +21,8 @@ IN_PROCESS = "I"
 
 DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F01", "F02", "F03", "F06", "F14"), "SP"),
-    **dict.fromkeys(("F17", "F19", "F20", "F21", "F22", "F26", "F27", "F28", "F47"), "SP"),
-    **dict.fromkeys(("F23", "F25", "F35"), "S"),
+    **dict.fromkeys(("F17", "F19", "F20", "F21", "F22", "F26", "F27", "F28", "F35", "F47"), "SP"),
+    **dict.fromkeys(("F23", "F25"), "S"),
     **dict.fromkeys(("F29", "F30", "A03", "A04", "A05", "A08", "A09"), "P"),
     "A12": IN_PROCESS + "P",
     **dict.fromkeys(("F04", "F13", "F15", "F18", "F31", "F32", "F33", "F37", "F38", "F39", "F40"), "P"),
