@@ -17,6 +17,10 @@ MEMORY: Final[str] = "memory"
 PIDS: Final[str] = "pids"
 IDLE_BYTES: Final = 512 * 2**20
 """Of interpreter and runtime, beside what its models may take."""
+WORKER: Final = "worker-"
+"""What names of workers begin with."""
+ABANDONED_S: Final = 120.0
+"""Longer than any group waits for its worker."""
 MOST_TASKS: Final = 1024
 """Threads and processes of one worker."""
 _HUGE: Final = 2**60
@@ -101,6 +105,7 @@ class Groups:
         group = self.named(name)
         for folder in dict.fromkeys(group.folders.values()):
             folder.mkdir(exist_ok=True)
+            _sweep(folder.parent, folder.stat().st_mtime - ABANDONED_S)
         if PIDS in group.folders:
             (group.folders[PIDS] / "pids.max").write_text(str(MOST_TASKS))
         return group
@@ -108,6 +113,14 @@ class Groups:
     def named(self, name: str) -> Group:
         """The group that `make` made under this name."""
         return Group({controller: parent / name for controller, parent in self.parents.items()}, self.version)
+
+
+def _sweep(parent: Path, before: float) -> None:
+    """Groups of workers that ended when no supervisor was there; the kernel keeps those that have processes."""
+    for folder in parent.glob(f"{WORKER}*"):
+        with suppress(OSError):
+            if folder.stat().st_mtime < before:
+                folder.rmdir()
 
 
 def _switch_on(base: Path, wanted: list[str], pid: int) -> None:

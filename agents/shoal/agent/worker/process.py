@@ -16,7 +16,7 @@ from typing import Final, Self
 import structlog
 
 from shoal.agent.frames import FrameClient, Push, start_time
-from shoal.agent.worker.groups import Group, Groups
+from shoal.agent.worker.groups import WORKER, Group, Groups
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -87,7 +87,7 @@ class WorkerProcess:
     ) -> Self:
         """Raises OSError. The nonce goes through standard input: arguments and environment can be read by others. It
         waits for that, and is in its group by then."""
-        name, nonce = f"worker-{secrets.token_hex(4)}", secrets.token_hex(16)
+        name, nonce = f"{WORKER}{secrets.token_hex(4)}", secrets.token_hex(16)
         command = [sys.executable, "-P", "-m", "shoal.agent.worker.main"]
         command += ["--socket", str(folder / f"{name}.sock"), "--models", str(models)]
         command += ["--orphan-after", str(orphan_after_s)]

@@ -1,5 +1,6 @@
 """Control groups of workers: both versions' files, in a folder that stands for the kernel's file system."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,20 @@ def test_no_control_groups_at_all(tmp_path: Path) -> None:
     groups = Groups.find(tmp_path, "", PID)
     assert len(groups.lacking) == 2
     assert groups.make("worker-1") is None
+
+
+def test_groups_of_workers_that_nobody_saw_end_are_swept(tmp_path: Path) -> None:
+    """Only old ones: a young one may be another supervisor's, which has not put its worker there yet."""
+    for name in ("memory", "pids"):
+        (tmp_path / name).mkdir()
+    groups = Groups.find(tmp_path, "4:memory:/\n8:pids:/\n", PID)
+    old, young, other = (tmp_path / "memory" / name for name in ("worker-old", "worker-young", "system.slice"))
+    for folder in (old, young, other):
+        folder.mkdir()
+    for folder in (old, other):
+        os.utime(folder, (0, 0))
+    (busy := tmp_path / "memory/worker-busy").mkdir()
+    (busy / "cgroup.procs").write_text("42")  # as a kernel refuses to remove what is in use
+    os.utime(busy, (0, 0))
+    groups.make("worker-1")
+    assert [folder.exists() for folder in (old, young, other, busy)] == [False, True, True, True]
