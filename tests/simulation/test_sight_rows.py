@@ -204,27 +204,33 @@ def test_f26_a_wall_clock_that_jumps_moves_no_lease(seconds: float) -> None:
     record("F26", "S", 3, jump_s=seconds, lost=0, leases_wrong_by_at_most_s=max(errors.values()))
 
 
-@pytest.mark.parametrize("seconds", [-600.0, 600.0])
-def test_f26_an_island_serves_as_long_as_its_rule_says_whatever_the_clocks_show(seconds: float) -> None:
+def test_f26_an_island_serves_as_long_as_its_rule_says_whatever_the_clocks_show() -> None:
+    """Against the same seed whose clock does not jump: when an island knows that it is one is the link's affair."""
     serve_s = 20.0
+    jumps = (0.0, -YEAR_S, -600.0, 600.0, YEAR_S)
+    served: list[float] = []
     worst = 0.0
 
     async def story(scene: Scene) -> None:
-        nonlocal worst
-        machine = scene.replicas[0]
+        machine, seconds = scene.replicas[0], jumps[len(served)]
         part(scene, machine.name)
         cut_at = scene.world.now()
         await asyncio.sleep(5.0)
         scene.cluster.step_clock(machine.clock, seconds)
         await scene.until(lambda: not machine.workers, 60.0, "the end of its lease")
-        worst = max(worst, abs(scene.last("worker.stop") - cut_at - serve_s))
+        served.append(scene.last("worker.stop") - cut_at)
         machine.clock.step(-seconds)
         part(scene, machine.name, on=False)
         await scene.whole(60.0)
 
     for seed in range(RUNS):
-        tell(seed, 1, story, partition=f"serve: {serve_s:.0f}s")
-    record("F26", "S", RUNS, lease_s=serve_s, jump_s=seconds, wrong_by_at_most_s=round(worst, 2))
+        served.clear()
+        for _ in jumps:
+            tell(seed, 1, story, partition=f"serve: {serve_s:.0f}s")
+        assert min(served) >= serve_s
+        worst = max(worst, max(served) - min(served))
+    assert worst <= RULE.heartbeat_s
+    record("F26", "S", RUNS * len(jumps), lease_s=serve_s, jumps_s=jumps, wrong_by_at_most_s=round(worst, 3))
 
 
 def test_f27_ten_minutes_of_skew_change_no_decision() -> None:
