@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness import samples
 from harness.crafted import digest_of
 from harness.oip import GrpcClient, RestClient
 from harness.pki import Authority, Files
@@ -15,11 +16,11 @@ from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.ports import LocalWorker, WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
-from shoal.types.assignment import Assignment, Credential
+from shoal.types.assignment import Credential
 from shoal.types.device import Device, DeviceKind, Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes
-from shoal.types.workload import PartitionRule, WorkloadKey
+from shoal.types.workload import WorkloadKey
 
 FRONT = (sys.executable, "-m", "shoal.agent.main", "front")
 CPU = Device(
@@ -86,20 +87,12 @@ class Node:
         content = model.read_bytes()
         self._ready[assignment] = asyncio.get_running_loop().create_future()
         await self.workers.start(
-            Assignment(
-                id=assignment,
+            samples.assignment(
+                assignment,
                 workload=workload,
-                revision=1,
                 model=digest_of(content),
                 model_bytes=Bytes(len(content)),
-                device="cpu0",
-                provider="CPUExecutionProvider",
-                precision="fp32",
-                draining=False,
-                shared_worker=False,
                 memory_bytes=Bytes(0),
-                max_batch=1,
-                partition=PartitionRule(),
             ),
             str(model),
         )

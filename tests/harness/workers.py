@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import samples
 from harness.onnx_models import digest
 from harness.wait import until
 from shoal.agent.clock import SystemClock
@@ -24,7 +25,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Assignment, Work
 from shoal.types.device import Device, DeviceKind
 from shoal.types.units import Bytes
-from shoal.types.workload import PartitionRule, WorkloadKey
+from shoal.types.workload import WorkloadKey
 
 Array = NDArray[Any]
 E = TypeVar("E", bound=WorkerEvent)
@@ -115,23 +116,18 @@ class Pool:
     ) -> tuple[Assignment, Path]:
         path = self.folder / f"{name}.onnx"
         path.write_bytes(data)
-        assignment = Assignment(
-            id=name,
+        asked = samples.assignment(
+            name,
             workload=WorkloadKey(tenant, name),
-            revision=1,
             model=digest(data),
             model_bytes=Bytes(len(data)),
             device=self.device.name,
             provider=self.device.provider,
-            precision="fp32",
-            draining=False,
             shared_worker=shared,
             memory_bytes=Bytes(memory),
-            max_batch=1,
-            partition=PartitionRule(),
             work=work or Work(),
         )
-        return assignment, path
+        return asked, path
 
     async def start(self, name: str, data: bytes, *, memory: int = 0, work: Work | None = None) -> None:
         assignment, path = self.assignment(name, data, memory=memory, work=work)

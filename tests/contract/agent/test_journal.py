@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from contract.agent.platter import Platter
-from unit.agent.core.samples import assignment, desired
 from unit.agent.core.test_receipt import CPU, GPU, receipt
 
 from harness.report import record
+from harness.samples import assignment, desired
 from shoal.agent.journal.files import FileJournal
 from shoal.agent.journal.slots import Slots
 from shoal.types.assignment import DesiredSet

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import psutil
 
+from harness import samples
 from harness.oip import GrpcClient
 from harness.pki import Authority, Files
 from harness.wait import until, wait_until
@@ -159,19 +160,12 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
 
 
 def assignment(name: str, workload: str, model: str, size: int, **rule: Any) -> Assignment:
-    return Assignment(
-        id=name,
+    return samples.assignment(
+        name,
         workload=WorkloadKey("default", workload),
-        revision=1,
         model=model,
         model_bytes=Bytes(size),
-        device="cpu0",
-        provider="CPUExecutionProvider",
-        precision="fp32",
-        draining=False,
-        shared_worker=False,
         memory_bytes=Bytes(256 * 2**20),
-        max_batch=1,
         partition=PartitionRule(**rule),
     )
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from contract.agent.test_journal import Heard
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from unit.agent.core.samples import assignment
 
+from harness.samples import assignment
 from harness.signatures import FILES, Publisher
 from shoal.agent.cache.publishers import Publishers, load_keys
 from shoal.types.assignment import Assignment

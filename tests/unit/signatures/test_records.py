@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from unit.agent.core.samples import assignment
 
+from harness.samples import assignment
 from shoal.agent.worker.messages import pack, unpack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import ShoalError

@@ -1,7 +1,6 @@
 """Memory is looked at once more before a load."""
 
-from unit.agent.core.samples import assignment, at, reading
-
+from harness.samples import assignment, at, reading
 from shoal.agent.core import assignment as machine
 from shoal.agent.core.admission import admit
 from shoal.types.codes import Code

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.agent.core.samples import assignment, at, measured
 
+from harness.samples import assignment, at, measured
 from shoal.agent.core.assignment import (
     AwaitIdle,
     DiscardBytes,

@@ -1,8 +1,8 @@
 """Cut off from the coordinator."""
 
 import pytest
-from unit.agent.core.samples import assignment, at
 
+from harness.samples import assignment, at
 from shoal.agent.core.partition import CutOff, Linked, ends_at, may_run
 from shoal.types.assignment import Assignment
 from shoal.types.units import Seconds

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.agent.core.samples import assignment, at, desired, measured
 
+from harness.samples import assignment, at, desired, measured
 from shoal.agent.core import assignment as machine
 from shoal.agent.core.reconcile import Plan, pinned, plan
 from shoal.types.assignment import Assignment

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.agent.core.samples import assignment, at, desired
 
+from harness.samples import assignment, at, desired
 from shoal.agent.core import assignment as machine
 from shoal.agent.core.backoff import delay
 from shoal.agent.core.session import (

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.agent.core.samples import at
 
+from harness.samples import at
 from shoal.agent.core.timekeeping import (
     ALLOWANCE_S,
     DRIFT,

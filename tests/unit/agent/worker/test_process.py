@@ -8,6 +8,7 @@ from dataclasses import replace
 import onnx
 import pytest
 
+from harness.samples import assignment
 from shoal.agent.frames import start_time
 from shoal.agent.worker.messages import LoadOrder, Meters, State, WorkerStatus, from_json, pack, unpack
 from shoal.agent.worker.pool import PoolOptions, may_share
@@ -58,21 +59,7 @@ def test_who_is_to_blame_in_a_shared_worker() -> None:
 
 
 def test_who_may_share_a_worker() -> None:
-    one = Assignment(
-        id="a",
-        workload=WorkloadKey("t", "a"),
-        revision=1,
-        model="sha256:0",
-        model_bytes=Bytes(1),
-        device="cpu0",
-        provider="CPUExecutionProvider",
-        precision="fp32",
-        draining=False,
-        shared_worker=True,
-        memory_bytes=Bytes(10),
-        max_batch=1,
-        partition=PartitionRule(),
-    )
+    one = assignment("a", workload=WorkloadKey("t", "a"), shared_worker=True, memory_bytes=Bytes(10))
     options = PoolOptions(share_at_most=2, share_bytes=20)
     assert may_share(one, [one], options)
     assert not may_share(one, [], options)
@@ -102,24 +89,9 @@ def test_messages_survive() -> None:
         status.refusal,
         EnergySource.MEASURED,
     )
-    rule = PartitionRule(serve_s=Seconds(3.0))
-    assignment = Assignment(
-        id="i",
-        workload=WorkloadKey("t", "n"),
-        revision=1,
-        model="sha256:0",
-        model_bytes=Bytes(1),
-        device="cpu0",
-        provider="CPUExecutionProvider",
-        precision="fp32",
-        draining=False,
-        shared_worker=False,
-        memory_bytes=Bytes(1),
-        max_batch=1,
-        partition=rule,
-        work=Work(1.0, 2.0, 3.0, 4.0, 5, {"x": (1, 2)}),
-    )
-    assert unpack(Assignment, pack(assignment)) == assignment
+    rule, work = PartitionRule(serve_s=Seconds(3.0)), Work(1.0, 2.0, 3.0, 4.0, 5, {"x": (1, 2)})
+    asked = assignment("i", partition=rule, work=work)
+    assert unpack(Assignment, pack(asked)) == asked
 
 
 @pytest.mark.parametrize(
