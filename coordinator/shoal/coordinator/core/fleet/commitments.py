@@ -25,6 +25,10 @@ class Committed:
     def plus(self, memory: Bytes, *, loaded: bool) -> "Committed":
         return Committed(Bytes(self.committed + memory), Bytes(self.pending + (0 if loaded else memory)))
 
+    def less(self, memory: Bytes) -> "Committed":
+        """As if it had never come: what it took of the live free memory, if it is loaded, would be free too."""
+        return Committed(Bytes(self.committed - memory), Bytes(self.pending - memory))
+
 
 NOTHING = Committed(Bytes(0), Bytes(0))
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, commitments
+from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, commitments, memory_of
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Slot
-from shoal.coordinator.core.placement.standing import Current, Standing
+from shoal.coordinator.core.placement.standing import Current, Fallen, Standing
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Quota, Spread, WorkloadKey
@@ -48,6 +48,17 @@ class Books:
             held = _plus(books.held, intent.key.tenant, sign, sign * fallen.assignment.memory_bytes)
             books = replace(books, held=held)
         return books
+
+    def without(self, scope: Scope, intent: Intent, current: Current) -> "Books":
+        """As if this workload had no replica, and never had one."""
+        memory = dict(self.memory)
+        replicas: tuple[Standing | Fallen, ...] = (*current.standing, *current.fallen)
+        for each in replicas:
+            slot = Slot(each.node, each.assignment.device)
+            state = scope.inputs.fleet.nodes.get(each.node)
+            observed = None if state is None else state.observed.get(each.assignment.id)
+            memory[slot] = memory.get(slot, NOTHING).less(memory_of(each.assignment, observed))
+        return replace(self.undecided(scope, intent, current, -1), memory=memory)
 
     def _with_standing(self, scope: Scope, intent: Intent, standing: Standing, sign: int) -> "Books":
         busy = sign * busy_share(scope, intent, standing.option, intent.require.replicas)

@@ -31,6 +31,7 @@ def place(inputs: Inputs, *, explain: bool = True) -> Plan:
             Solver(scope, intent, current[intent.key], caps[intent.key], books, opening), explain=explain
         )
         plans.append(plan)
+        opening = opening.without(scope, intent, current[intent.key])
     return Plan(tuple(plans), _hash(inputs, plans))
 
 

@@ -53,7 +53,8 @@ class Solver:
     """One workload against the books of all others."""
 
     def __init__(self, scope: Scope, intent: Intent, current: Current, cap: int, books: Books, opening: Books) -> None:
-        """cap: current replicas that the quota lets stay. books: with all that was decided before. opening: without."""
+        """cap: current replicas that the quota lets stay. books: with all that was decided before.
+        opening: without, and as if nothing of that stood already."""
         self.scope = scope
         self.intent = intent
         self.standing = current.standing
