@@ -26,7 +26,7 @@ from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.checks import check_receipt, check_status
 from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, admissible_bytes, commitments
 from shoal.coordinator.core.fleet.judge import held, judge
-from shoal.coordinator.core.fleet.state import Fleet, Liveness, Timing
+from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, Timing
 from shoal.types.assignment import Assignment, Ingress, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node
@@ -216,6 +216,7 @@ def test_f25_the_first_suspect_is_held_with_those_that_are_late() -> None:
     fleet = fleet_of(*nodes)
     for index in range(3):
         fleet = beat(fleet, nodes[index], 2, 0.4 * index)
+    changes: tuple[LivenessChange, ...] = ()
     for tick in range(1, 32):
         now = 0.1 * tick
         for each in nodes[3:] if tick % 10 == 0 else ():
