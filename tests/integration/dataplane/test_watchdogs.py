@@ -160,7 +160,7 @@ async def test_f40_a_query_of_death_costs_two_workers_and_is_then_refused(tmp_pa
             assert (code, away < 1.0) == (Code.REQUEST_CRASHED_WORKER, True)
         stop.set()
         await asyncio.gather(*loading)
-        assert len(node.exits) == 2
+        await until(lambda: len(node.exits) == 2, 5.0, "the second worker's end")
         record("F40", "P", 1, others_in_flight=beside, workers_lost=2)
 
 

@@ -54,7 +54,8 @@ class Settings:
 
 @dataclass(eq=False)
 class _Flight:
-    """One request inside. crowd: what was in flight at its replica when that crashed, itself included."""
+    """One request inside. crowd: what was in flight at its replica when that crashed, itself included. suspicion: what
+    was known of it at that moment, before the crowd's own crash was."""
 
     key: WorkloadKey
     caller: Caller
@@ -65,6 +66,7 @@ class _Flight:
     expires: Elapsed
     attempts: int = 0
     crowd: tuple["_Flight", ...] = ()
+    suspicion: frozenset[bytes] | None = None
 
     @cached_property
     def digest(self) -> bytes:
@@ -281,7 +283,7 @@ class DataPlane:
             except AttemptFailed as error:
                 failure = error
                 fault = routing.fault_of(error.code)
-                tries = replace(tries, crashed_with=self._suspicion(flight))
+                tries = replace(tries, crashed_with=flight.suspicion)
                 if fault is Fault.CRASH and tries.crashed_with is None:
                     self._suspects.add(flight.digest, flight.others(), self._clock.now())
                 match routing.judge(fault, tries, idempotent=not flight.session, sent=error.sent):
@@ -319,7 +321,7 @@ class DataPlane:
         before = self._health.get(name, WELL)
         self._health[name] = routing.sent(before)
         self._at[name].add(flight)
-        flight.crowd = ()
+        flight.crowd, flight.suspicion = (), None
         errand = Errand(flight.key.tenant, flight.caller.origin, flight.id, left)
         start = self._clock.now()
         try:
@@ -332,7 +334,7 @@ class DataPlane:
             if fault is Fault.CRASH and not flight.crowd:
                 crowd = tuple(self._at[name])
                 for each in crowd:
-                    each.crowd = crowd
+                    each.crowd, each.suspicion = crowd, self._suspicion(each)
             self._health[name] = routing.failed(self._health[name], name, fault, self._clock.now())
             raise
         except BaseException:
