@@ -12,7 +12,7 @@ SKEW_S = 600
 """F27: how wrong the clocks of the two are from their first start on, one each way, in every test of this folder."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApartStack]:
     """Three agents; `pair` runs in two replicas on two of them, `third` is free for a replacement."""
     ahead_s = {PAIR[0]: -SKEW_S, PAIR[1]: SKEW_S}

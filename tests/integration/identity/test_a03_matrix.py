@@ -222,8 +222,8 @@ async def test_a03_every_role_calls_every_method_of_a_front_in_both_forms(tmp_pa
 
 
 async def grpc_code(client: GrpcClient, method: str, said: Mapping[str, str]) -> str:
-    """Empty when it was answered. Called with one message, which looks the same on the wire: gRPC's asyncio client takes
-    a refusal that overtakes a stream's first message for an error of its own."""
+    """Empty when it was answered. Called with one message, which looks the same on the wire: gRPC's asyncio client
+    takes a refusal that overtakes a stream's first message for an error of its own."""
     call = client.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
     try:
         await call(b"", metadata=tuple({**client.said, **said}.items()), timeout=10)

@@ -7,7 +7,7 @@ import pytest
 from harness.stack import Stack, region
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two agents: `plain-cpu`, and `edge-npu`, which is emulated."""
     with region(tmp_path_factory.mktemp("stack"), 2) as found:
