@@ -54,6 +54,9 @@ class ApartControl(Control):
         return ["env", f"PYTHONPATH={TESTS}", *command]
 
 
+SESSIONS = ("NODE_CONNECTED", "NODE_DISCONNECTED")
+
+
 class ApartStack(Stack):
     """`net`, `clocks`: cut and turn them as you like; the test stands outside of every machine."""
 
@@ -87,8 +90,13 @@ class ApartStack(Stack):
         there = all(view.liveness == "ready" and view.front_ready for view in nodes)
         return there and all(row.routed and not row.assignment.draining for row in rows)
 
+    def has_sessions(self) -> bool:
+        """Whether each node's newest session stands: a node that was heard a moment ago is ready without one."""
+        last = {event.node: event.code for event in self.events() if event.code in SESSIONS}
+        return set(last.values()) == {"NODE_CONNECTED"}
+
     def whole(self) -> None:
-        wait_until(self.is_whole, PATIENCE_S, "the region to be whole", every_s=0.1)
+        wait_until(lambda: self.is_whole() and self.has_sessions(), PATIENCE_S, "the region to be whole", every_s=0.1)
 
 
 class ApartKeeper(Keeper):

@@ -1,6 +1,7 @@
 """F31: every disk of a region stalls at each flush, or is a hundred times slower, while there is much to write."""
 
 import statistics
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -11,7 +12,7 @@ from shoal.agent.clock import SystemClock
 
 WORSE_AT_MOST = 1.1
 PHASE_S = 2.0
-ATTEMPTS = 3
+ATTEMPTS = 4
 """Other programs of the machine make a tail longer, never shorter: the best attempt counts."""
 
 
@@ -19,25 +20,16 @@ ATTEMPTS = 3
     ("what", "flush_s", "write_s"), [("flushes stall 5 s", 5.0, 0.0), ("100 times slower", 0.1, 0.002)]
 )
 def test_f31_slow_disk(region: ApartStack, what: str, flush_s: float, write_s: float) -> None:
-    clock = SystemClock()
     last = region.events()[-1].sequence
     ratios: list[float] = []
     host = region.net.address("gateway")
     with Load(region.port("gateway", "grpc"), region.client_files, "pair", host=host) as load:
         while len(ratios) < ATTEMPTS and (not ratios or min(ratios) > WORSE_AT_MOST):
-            name = f"slow-{len(ratios)}"
-            before = clock.now()
-            load.wait_for(1, after_s=PHASE_S)
-            with region.slow_disks(flush_s=flush_s, write_s=write_s):
-                struck = clock.now()
-                # Something to write for the coordinator and for every agent.
-                region.apply(documents(policy("slow", on_nodes(["cloud-gpu"])), workload(name, "relu", "slow")))
-                assert clock.now() - struck >= flush_s, "the disk was slow"
-                load.wait_for(1, after_s=max(0.0, struck + PHASE_S - clock.now()))
-                ratios.append(_p99(load, struck, clock.now()) / _p99(load, before, struck))
-            region.serves(name)
+            calm = _p99_while_placing(region, load, f"calm-{len(ratios)}", nullcontext())
+            disks = region.slow_disks(flush_s=flush_s, write_s=write_s)
+            ratios.append(_p99_while_placing(region, load, f"slow-{len(ratios)}", disks, flush_s) / calm)
     verdict = load.verdict()
-    region.forget(*(f"slow-{number}" for number in range(len(ratios))))
+    region.forget(*(f"{phase}-{number}" for phase in ("calm", "slow") for number in range(len(ratios))))
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
     assert [event.code for event in region.events(last) if event.code in ("NODE_SUSPECT", "NODE_LOST")] == []
     assert min(ratios) <= WORSE_AT_MOST
@@ -47,7 +39,17 @@ def test_f31_slow_disk(region: ApartStack, what: str, flush_s: float, write_s: f
     )  # fmt: skip
 
 
-def _p99(load: Load, since: float, until: float) -> float:
-    """Seconds, of what was sent between the two and answered by now."""
-    spent = sorted(load.latencies(since, until))
+def _p99_while_placing(
+    region: ApartStack, load: Load, name: str, disks: AbstractContextManager[None], at_least_s: float = 0.0
+) -> float:
+    """Seconds, of `load`'s answers while there is something to write for the coordinator and for every agent, and
+    another worker starts: what that costs on this machine is no fault of the disks."""
+    clock = SystemClock()
+    with disks:
+        since = clock.now()
+        region.apply(documents(policy("slow", on_nodes(["cloud-gpu"])), workload(name, "relu", "slow")))
+        assert clock.now() - since >= at_least_s, "the disk was slow"
+        region.serves(name)
+        load.wait_for(1, after_s=max(0.0, since + PHASE_S - clock.now()))
+        spent = sorted(load.latencies(since, clock.now()))
     return spent[int(0.99 * len(spent))]
