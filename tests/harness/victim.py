@@ -40,11 +40,11 @@ class Attack:
 @dataclass(frozen=True, slots=True)
 class Toll:
     """slower: the victim's median and 99th percentile, during the attacks over before them. ours_s, theirs_s: CPU, ours
-    without what the victim's calls cost. grown: bytes of our processes. failed: calls of the victim. attackers: what
+    without what the victim's calls cost. grown: bytes of our processes. errors: of the victim's calls. attackers: what
     each said of itself."""
 
     calls: int
-    failed: int
+    errors: list[str]
     p50_ms: float
     p99_ms: float
     slower_p50: float
@@ -58,7 +58,7 @@ class Toll:
         """For the report."""
         return {
             "victim_calls": self.calls,
-            "victim_failed": self.failed,
+            "victim_failed": len(self.errors),
             "p50_ms": round(self.p50_ms, 2),
             "p99_ms": round(self.p99_ms, 2),
             "slower_p50": round(self.slower_p50, 2),
@@ -84,7 +84,8 @@ async def beside(
     calm = sorted([await once() for _ in range(CALM)])
     cpu, memory = _cpu(ours), _memory(ours)
     for_a_call = (cpu - before) / CALM
-    most, failed = memory, 0
+    most = memory
+    errors: list[str] = []
     taken: list[float] = []
     attackers = [await _start(attack) for attack in attacks]
     ended = asyncio.gather(*(attacker.stdout.readline() for attacker in attackers if attacker.stdout))
@@ -93,8 +94,8 @@ async def beside(
         while not ended.done() and loop.time() < end:
             try:
                 taken.append(await once())
-            except Exception:
-                failed += 1
+            except Exception as error:
+                errors.append(repr(error))
             most = max(most, _memory(ours))
     finally:
         for attacker in attackers:
@@ -106,8 +107,8 @@ async def beside(
             await attacker.wait()
     hurt = sorted(taken) or [for_s]
     return Toll(
-        calls=len(taken) + failed,
-        failed=failed,
+        calls=len(taken) + len(errors),
+        errors=errors,
         p50_ms=_at(hurt, 0.5) * 1e3,
         p99_ms=_at(hurt, 0.99) * 1e3,
         slower_p50=_at(hurt, 0.5) / _at(calm, 0.5),

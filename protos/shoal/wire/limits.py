@@ -36,7 +36,7 @@ PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, stuck_s=1.0, idle=
 """Between fronts of one region: a request moves on to another replica within 1 s when the way there breaks, within 2 s
 when the peer is stopped."""
 BULK: Final = Patience(connect_s=5.0, ping_s=10.0, lost_s=20.0, stuck_s=30.0, idle=False)
-"""Of whoever fetches much over a line that may be slow: a ping waits behind all that is on its way."""
+"""Of operators, and of whoever moves much over a line that may be slow: a ping waits behind all that is on its way."""
 
 HANDSHAKE_S: Final = 10.0
 """Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
@@ -79,7 +79,7 @@ def enrol_options() -> Options:
     )
 
 
-def channel_options(max_bytes: int, *, server_name: str | None = None, patience: Patience = LINK) -> Options:
+def channel_options(max_bytes: int, *, server_name: str | None = None, patience: Patience = BULK) -> Options:
     """server_name: the DNS name that the server's certificate must carry, when it is not the address dialled."""
     options: Options = (
         ("grpc.max_receive_message_length", max_bytes),

@@ -113,7 +113,7 @@ async def fuzzed(stack: Stack, kind: str, count: int, evil: Files) -> None:
     assert seen["sent"] >= count
     unknown = [each for each in answers if each not in KNOWN and not each.startswith(GRPC_SAYS)]
     assert unknown == [], answers
-    assert toll.failed == 0
+    assert toll.errors == []
     wait_until(lambda: state(stack) == before, 20, "the region to be as it was")
     assert stack.processes() == running, "nothing died"
     grown = {name: len(logged(stack, name)) - lines[name] for name in lines}

@@ -35,7 +35,7 @@ def judged(toll: Toll, *, grown_mib: int, ratio: float = 10.0) -> None:
     it costs them. Attackers and victim share the processors here, so how much slower the victim's calls are says how
     busy those are: the ratios (`slower_p50`, `slower_p99`; the row's goal is 1.1) are recorded, and what is asserted is
     far below the ten seconds that an attacker's connection can last."""
-    assert toll.failed == 0
+    assert toll.errors == []
     assert toll.calls > 20
     assert toll.p99_ms < LONGEST_MS, toll.figures()
     assert toll.ours_s < ratio * toll.theirs_s, toll.figures()
