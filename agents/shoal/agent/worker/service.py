@@ -88,6 +88,7 @@ class Replica:
         self.metering = Metering(_energy(order))
         self._changed = changed
         self._jobs: dict[asyncio.Future[bytes], _Job] = {}
+        self._inside = 0
         self._order = order
         self._engine = engine
         self._scale = order.pace.time_scale if order.pace else 1.0
@@ -99,7 +100,7 @@ class Replica:
 
     @property
     def in_flight(self) -> int:
-        return len(self._jobs)
+        return self._inside
 
     async def infer(self, message: Message) -> Message:
         """Raises ShoalError: OVERLOADED, DEADLINE_EXCEEDED, what the request got wrong, or what the runtime said."""
@@ -111,10 +112,11 @@ class Replica:
         left = message.header.get("deadline_s")
         deadline = now + (min(float(left), MAX_RUN_S) if isinstance(left, int | float) else MAX_RUN_S)
         job = _Job(message.payload, str(message.header.get("origin", "")), now, deadline)
+        self._inside += 1
+        if self._inside == 1:
+            self._changed()  # before it can crash
         future = asyncio.get_running_loop().run_in_executor(self._runners, self._run, job)
         self._jobs[future] = job
-        if len(self._jobs) == 1:
-            self._changed()
         if not self._watching:
             self._watch()
         future.add_done_callback(self._finished)
@@ -161,7 +163,8 @@ class Replica:
 
     def _finished(self, future: asyncio.Future[bytes]) -> None:
         del self._jobs[future]
-        if not self._jobs:
+        self._inside -= 1
+        if self._inside == 0:
             self._changed()
 
     def _run(self, job: _Job) -> bytes:
