@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 _AT_ONCE = 200
+_CONNECT_S = 15.0
+"""Whom the server's full queue has not let in by then it has refused: the kernel tries for minutes."""
 Files = tuple[str, str] | None
 
 
@@ -82,8 +84,9 @@ KINDS: dict[str, Callable[[str, int, Files, Seen], Awaitable[None]]] = {
 
 async def _silent(address: str, drops: bytes, seen: Seen) -> None:
     try:
-        reader, writer = await _connect(address)
-    except OSError:
+        async with asyncio.timeout(_CONNECT_S):
+            reader, writer = await _connect(address)
+    except OSError:  # TimeoutError is one
         seen.refused += 1
         return
     start = asyncio.get_running_loop().time()

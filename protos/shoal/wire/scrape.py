@@ -80,7 +80,9 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
-    request_queue_size = 128  # with socketserver's five a few strangers keep everybody from connecting
+    request_queue_size = (
+        1024  # of a full queue the kernel drops: a scraper's next try comes 1, 3, 7, 15... seconds later
+    )
 
     def __init__(self, page: Page, host: str, port: int, guard: Guard) -> None:
         self.address_family = AF_INET6 if ":" in host else AF_INET

@@ -1,11 +1,10 @@
 """A node with one model and a coordinator, for the attacks of a module; they must outlive all of them."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from harness.coordinator import Coordinator
 from harness.crafted import relu
 from harness.node import Node
 from harness.pki import Authority
@@ -28,11 +27,3 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         assert (made.front.pid, made.front.restarts, made.exits) == (front, 0, []), "nothing died"
     finally:
         await made.stop()
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0, "the process must outlive every attack"

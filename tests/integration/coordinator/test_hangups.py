@@ -21,14 +21,6 @@ ROUNDS = 60
 AT_ONCE = 12
 
 
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0
-
-
 def test_each_change_has_its_audit_entry_though_its_caller_left(coordinator: Coordinator) -> None:
     admin = coordinator.certificate(Role.OPERATOR, "hasty")
     stub = operator(coordinator.link, admin)

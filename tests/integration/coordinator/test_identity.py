@@ -52,14 +52,6 @@ UNLIMITED = 2**31 - 1
 
 
 @pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0, "the process must outlive every attack"
-
-
-@pytest.fixture(scope="module")
 def admin(coordinator: Coordinator) -> Enrolled:
     folder = Path(coordinator.ready["operator_dir"])
     read = {name: (folder / f"{name}.pem").read_bytes() for name in ("cert", "key", "ca")}

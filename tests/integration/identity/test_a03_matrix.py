@@ -8,7 +8,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -115,14 +115,6 @@ def test_a03_a_method_without_a_rule_fails_the_build() -> None:
     assert methods(enrolment_pb2) == ENROL
     assert {name.partition("/")[2] for name in methods(open_inference_pb2)} == set(INFER)
     assert set(REST) | NO_REST_FORM == set(INFER)
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0
 
 
 def answer(opened: grpc.Channel, method: str) -> tuple[grpc.StatusCode, Code]:

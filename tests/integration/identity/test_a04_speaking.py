@@ -86,14 +86,6 @@ def session(coordinator: Coordinator, caller: Enrolled) -> Iterator[tuple[Sessio
         found.end()
 
 
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0
-
-
 def status(name: str, epoch: int, sequence: int) -> Status:
     wall = CLOCK.wall()
     reading = Reading("cpu0", Bytes(2**29), 0.1, 50.0, Watts(10.0), 1.0, wall)

@@ -62,14 +62,6 @@ NAMES = ("+", "#", "..", "a/b", "Ann", "ann.", "a%6e", "a\0n", "a\n", " ann", "-
 
 
 @pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0
-
-
-@pytest.fixture(scope="module")
 def gateway(coordinator: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[operator_pb2.NodeView]:
     """A real front of the same region."""
     member = Member(coordinator, tmp_path_factory.mktemp("gw") / "state", "gw")

@@ -6,7 +6,6 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled, redeem, renew
 from shoal.wire.status import refusal_of
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0
 
 
 def enrolled(coordinator: Coordinator, name: str, folder: Path) -> Enrolled:

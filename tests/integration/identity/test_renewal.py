@@ -2,7 +2,7 @@
 
 import json
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -32,14 +32,6 @@ from shoal.wire.status import refusal_of
 from shoal.wire.undated import undated_channel
 
 DAY_S = 86400.0
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0
 
 
 def held(coordinator: Coordinator, folder: Path, name: str, *, ago_s: float, role: Role = Role.AGENT) -> Enrolled:

@@ -1,7 +1,6 @@
 """Two agents with one stolen state directory: rows F47 and A08."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,6 @@ from shoal.v1 import operator_pb2
 from shoal.wire.enrol import redeem, renew
 
 ROUNDS = 100
-
-
-@pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    running = Coordinator(tmp_path_factory.mktemp("coordinator"))
-    running.start()
-    yield running
-    assert running.end() == 0
 
 
 def node_of(coordinator: Coordinator, name: str) -> operator_pb2.NodeView:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from harness.oip import Failed, GrpcClient
 from harness.pki import Files
 from harness.report import record
-from harness.stack import Load, Stack, documents, on_nodes, policy, region, workload
+from harness.stack import Load, Stack
 from harness.wait import wait_until
 from shoal.coordinator.clock import SystemClock
 from shoal.types.codes import Code
@@ -21,15 +20,6 @@ NODES = ("plain-cpu", "edge-npu")
 MEMBERS = (*NODES, "gateway")
 FORWARDED = {"shoal-hop": "1", "shoal-tenant": "default", "shoal-origin": "edge-npu"}
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A workload in two replicas on two nodes."""
-    with region(tmp_path_factory.mktemp("pair"), 2) as found:
-        found.apply(documents(policy("two", on_nodes(NODES, 2)), workload("pair", "relu", "two")))
-        found.serves("pair", 2)
-        yield found
 
 
 def copied(files: Files, folder: Path) -> Files:

@@ -5,14 +5,13 @@ The coordinator's outage is scaled: seconds instead of a minute, with the region
 
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from harness.contention import slowed_by_others
 from harness.report import record
-from harness.stack import Load, Process, Stack, documents, on_nodes, policy, region, workload
+from harness.stack import Load, Process, Stack, policy
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.types.codes import Code, ShoalError
@@ -23,15 +22,6 @@ NODES = ("plain-cpu", "edge-npu")
 VIEW_WITHIN_S = 5.0
 ADOPTED_WITHIN_S = 2.0
 GIVEN_UP = ("NODE_LOST", "NODE_SUSPECT")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A region with a workload in two replicas on two nodes."""
-    with region(tmp_path_factory.mktemp("pair"), 2) as found:
-        found.apply(documents(policy("two", on_nodes(NODES, 2)), workload("pair", "relu", "two")))
-        found.serves("pair", 2)
-        yield found
 
 
 def through_gateway(stack: Stack, clients: int = 4) -> Load:

@@ -1,11 +1,10 @@
 """Who may do what at the broker, in the words of Mosquitto's dynamic-security plugin; values only.
 
 A node publishes and reads its own topics, the coordinator the opposite ends of all of them, and clears what they
-retain; whatever is not named here
-is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. What nobody may subscribe to nobody receives, so
-receiving needs no right of its own. The plugin knows no pattern for "its own name" (%u is taken literally), so each
-node has a role to itself. Only whole filters are granted (`subscribeLiteral`): with `subscribePattern` a `+` would be
-granted where the coordinator's own filters have one.
+retain; whatever is not named here is denied: other nodes' topics, `#`, `$SYS`, shared subscriptions. What nobody may
+subscribe to nobody receives, so receiving needs no right of its own. The plugin knows no pattern for "its own name"
+(%u is taken literally), so each node has a role to itself. Only whole filters are granted (`subscribeLiteral`): with
+`subscribePattern` a `+` would be granted where the coordinator's own filters have one.
 """
 
 from collections.abc import Iterable
