@@ -13,7 +13,7 @@ from shoal.policies.documents import (
 )
 from shoal.policies.kinds import Kind, Policy, Region, Tenant, Workload
 from shoal.policies.parse import Problem
-from shoal.policies.resolve import node_price, quota, resolve
+from shoal.policies.resolve import node_price, quota, resolve, trades
 
 __all__ = [
     "DEFAULT_TENANT",
@@ -34,4 +34,5 @@ __all__ = [
     "quota",
     "read",
     "resolve",
+    "trades",
 ]

@@ -295,6 +295,7 @@ def _policy(policy: Policy) -> Rule:
             _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove optimize"),
         )
     yield from _relax(policy)
+    yield from _delegation(policy)
     if spec.partition.lost_after < 2 * spec.partition.heartbeat:
         yield (
             ("spec", "partition", "lost_after" if "lost_after" in spec.partition.model_fields_set else "heartbeat"),
@@ -313,6 +314,7 @@ _ZERO_IS_UNREACHABLE: Final = (
     ("spec", "limits", "cost"),
     ("spec", "limits", "energy"),
     ("spec", "partition", "heartbeat"),
+    ("spec", "federation", "term"),
 )
 
 
@@ -390,6 +392,33 @@ def _named_nodes(where: str) -> int | None:
         return 1
     match = _NODE_LIST.search(where)
     return len({name for name in match[1].split(",") if name.strip()}) if match else None
+
+
+def _delegation(policy: Policy) -> Rule:
+    federation, path = policy.spec.federation, ("spec", "federation")
+    if federation is None:
+        return
+    given = sorted(federation.model_fields_set - {"delegate"})
+    if federation.delegate == "never" and given:
+        yield (
+            (*path, given[0]),
+            _no_effect(f"{given[0]} where nothing is delegated", "a delegate of when-infeasible or when-better",
+                       "say when to delegate, or remove it"),
+        )  # fmt: skip
+    elif federation.delegate == "when-infeasible" and federation.margin is not None:
+        yield (
+            (*path, "margin"),
+            _no_effect("a margin where nothing at home could be better", "a margin with delegate: when-better",
+                       "write delegate: when-better, or remove margin"),
+        )  # fmt: skip
+    if federation.margin is not None and federation.margin >= 1:
+        yield (
+            (*path, "margin"),
+            _unreachable(
+                f"margin {shown(federation, 'margin')}", "less than 100%", "nothing can be that much better: lower it"
+            ),
+        )
+    yield from _twice(federation.to, (*path, "to"))
 
 
 _SPREADS: Final = ("none", "device", "node")
@@ -493,6 +522,15 @@ def _region(region: Region) -> Rule:
                 ("spec", "keys", index, "name"),
                 Refusal(Code.NAME_DUPLICATE, f"key {name} again", "each name once", "rename or remove one"),
             )
+    for index, trade in enumerate(region.spec.trade):
+        path: Path = ("spec", "trade", index)
+        yield from _twice(trade.tenants, (*path, "tenants"))
+        if not 0 < trade.hold_share <= 1:
+            yield (
+                (*path, "hold_share"),
+                _unreachable(f"hold_share {shown(trade, 'hold_share')}", "more than 0%, at most 100%",
+                             "a bid holds what it offers: write a share, or remove the trade"),
+            )  # fmt: skip
 
 
 def check_pair(workload: Workload, policy: Policy) -> Rule:

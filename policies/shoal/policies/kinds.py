@@ -163,10 +163,12 @@ class Relax(Part):
 
 
 class Delegation(Part):
+    """When another region may run the workload. margin: by how much it must be better; to: any region if not given."""
+
     delegate: Literal["never", "when-infeasible", "when-better"] = "never"
     margin: Share | None = None
     to: Many[Pattern] = ()
-    term: Duration | None = None
+    term: Duration = Seconds(1800.0)
 
 
 class MigrationWhen(Part):
@@ -360,9 +362,14 @@ CarbonSignal = Annotated[
 
 
 class Trade(Part):
+    """Regions that this one works for, and for which of their tenants.
+
+    hold_share: the most of its capacity that bids which nobody awarded yet may hold.
+    """
+
     partner: Pattern = Field(alias="with")
     tenants: Many[Pattern] = ("*",)
-    hold_share: Share | None = None
+    hold_share: Share = 0.2
 
 
 class ModelKey(Part):

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from shoal.policies import kinds
 from shoal.policies.documents import key_of_workload
 from shoal.policies.kinds import Optimize, Policy, PolicySpec, PriceFeed, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
+    Delegation,
+    DelegationMode,
     Intent,
     Limits,
     ModelRef,
@@ -19,6 +22,7 @@ from shoal.types.workload import (
     Requirements,
     Spread,
     Standby,
+    Trade,
     Traffic,
     Weights,
 )
@@ -61,11 +65,17 @@ def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests
         priority=spec.priority,
         shared_worker=workload.spec.isolation == "shared",
         max_batch=workload.spec.batching.max,
+        delegation=_delegation(spec.federation),
     )
 
 
 def quota(tenant: Tenant) -> Quota:
     return Quota(tenant.metadata.name, tenant.spec.quota.replicas, tenant.spec.quota.memory)
+
+
+def trades(region: Region) -> tuple[Trade, ...]:
+    """Whom the region works for, in the document's order: the first that fits counts."""
+    return tuple(Trade(one.partner, one.tenants, one.hold_share) for one in region.spec.trade)
 
 
 def node_price(labels: Mapping[str, str], region: Region | None) -> UsdPerHour | None:
@@ -106,6 +116,14 @@ def _requirements(require: Require) -> Requirements:
         measured_only=trust is not None and not {"capability", "within"}.isdisjoint(trust.model_fields_set),
         measured_within_s=trust.within if trust else None,
         signed_by=trust.signed_model.keys if trust and trust.signed_model else (),
+    )
+
+
+def _delegation(federation: kinds.Delegation | None) -> Delegation:
+    if federation is None:
+        return Delegation()
+    return Delegation(
+        DelegationMode(federation.delegate), federation.margin or 0.0, federation.to or ("*",), federation.term
     )
 
 

@@ -108,6 +108,38 @@ class PartitionRule:
     cold_boot_serve: bool = True
 
 
+class DelegationMode(StrEnum):
+    NEVER = "never"
+    WHEN_INFEASIBLE = "when-infeasible"
+    WHEN_BETTER = "when-better"
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """When another region may run the workload. to: patterns of the names of regions (`*` for any part of one).
+
+    margin: share by which another region's offer must beat the best at home, under the workload's own objective.
+    term_s: how long an agreement is asked for at a time; it renews.
+    """
+
+    mode: DelegationMode = DelegationMode.NEVER
+    margin: float = 0.0
+    to: tuple[str, ...] = ("*",)
+    term_s: Seconds = Seconds(1800.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """Regions that the region works for. partner, tenants: patterns of names.
+
+    hold_share: the most of the region's capacity that unawarded bids to these partners may hold at once.
+    """
+
+    partner: str
+    tenants: tuple[str, ...] = ("*",)
+    hold_share: float = 0.2
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """One workload with its policy applied. models: the source first, then its variants."""
@@ -126,6 +158,7 @@ class Intent:
     priority: int
     shared_worker: bool
     max_batch: int = 1
+    delegation: Delegation = Delegation()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yaml import safe_load
 
 from shoal.policies import (
     Policy,
@@ -19,11 +20,25 @@ from shoal.policies import (
     quota,
     read,
     resolve,
+    trades,
 )
 from shoal.types import units
 from shoal.types.codes import Code, ShoalError
 from shoal.types.units import parse_quantity, show_quantity
-from shoal.types.workload import Limits, ModelRef, PartitionRule, Quota, Spread, Standby, Traffic, Weights, WorkloadKey
+from shoal.types.workload import (
+    Delegation,
+    DelegationMode,
+    Limits,
+    ModelRef,
+    PartitionRule,
+    Quota,
+    Spread,
+    Standby,
+    Trade,
+    Traffic,
+    Weights,
+    WorkloadKey,
+)
 
 POLICY = """
 apiVersion: shoal/v1
@@ -121,6 +136,40 @@ def test_a_source_without_digest_is_refused() -> None:
         resolve(only(WORKLOAD), None, revision=1, digests={})
     assert caught.value.code == Code.MODEL_UNKNOWN
     assert "./a.onnx" in caught.value.refusal.found
+
+
+FEDERATED = POLICY.replace("  priority: 7", "  federation: {%s}\n  priority: 7")
+REGION = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\nspec: %s\n"
+
+
+def parsed(text: str) -> Any:
+    """What the types say of it, whatever acts on its fields in this release."""
+    return read(safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("typed", "delegation"),
+    [
+        ("delegate: when-better, margin: 15%, to: [eu-*, us-1], term: 1h",
+         Delegation(DelegationMode.WHEN_BETTER, 0.15, ("eu-*", "us-1"), units.Seconds(3600.0))),
+        ("delegate: when-infeasible", Delegation(DelegationMode.WHEN_INFEASIBLE)),
+        ("delegate: never", Delegation()),
+    ],
+)  # fmt: skip
+def test_delegation_is_as_typed(typed: str, delegation: Delegation) -> None:
+    intent = resolve(only(WORKLOAD), parsed(FEDERATED % typed), revision=1, digests=DIGESTS)
+    assert intent.delegation == delegation
+
+
+def test_without_a_word_nothing_is_delegated_and_nobody_traded_with() -> None:
+    assert resolve(only(WORKLOAD), only(POLICY), revision=1, digests=DIGESTS).delegation == Delegation()
+    assert Delegation().mode is DelegationMode.NEVER
+    assert trades(only(REGION % "{price: 1 USD/h}")) == ()
+
+
+def test_trades_keep_their_order() -> None:
+    spec = '{trade: [{with: "eu-*", tenants: [shop], hold_share: 5%}, {with: "*"}]}'
+    assert trades(parsed(REGION % spec)) == (Trade("eu-*", ("shop",), 0.05), Trade("*", ("*",), 0.2))
 
 
 def test_quota() -> None:

@@ -24,11 +24,12 @@ from shoal.policies import (
     quota,
     read,
     resolve,
+    trades,
 )
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Wall
-from shoal.types.workload import Intent, ModelRef, Quota
+from shoal.types.workload import Intent, ModelRef, Quota, Trade
 
 DOCUMENTS: Final = "documents/"
 MODELS: Final = "models/"
@@ -149,6 +150,11 @@ class Catalog:
     def region(self, name: str) -> Region | None:
         stored = self.documents.get(DocumentKey("Region", name))
         return stored.value if stored is not None and isinstance(stored.value, Region) else None
+
+    def trades(self, region: str) -> tuple[Trade, ...]:
+        """Whom the region works for; nobody where it does not say."""
+        document = self.region(region)
+        return trades(document) if document is not None else ()
 
     def signatures(self, region: str) -> Signatures:
         """Keys that the region declares, and what they signed."""
