@@ -2,16 +2,21 @@
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from cryptography.x509 import Certificate
 
+from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.assignment import Status
+from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
 from shoal.types.link import Hello, NodeEvents, Receipts, ToAgent, Welcome
+from shoal.types.offer import Advertisement, Answer, Directory, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -139,6 +144,74 @@ class Broker(Protocol):
 
     async def certificate(self) -> Certificate | None:
         """What it shows to who connects now; None when it is not there, or shows none of a CA that is trusted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(Generic[T]):
+    """What another region said, its signature verified. evidence: the signed message as it came, for the ledger."""
+
+    by: str
+    what: T
+    evidence: bytes
+
+
+class Peers(Protocol):
+    """Other regions. Everything sent is signed as this region; everything returned was verified to be the other's.
+
+    Raises ShoalError(PEER_UNREACHABLE) where the outcome is unknown (it may have been done), any other code where the
+    other region refused."""
+
+    async def bid(self, region: str, solicitation: Solicitation) -> Heard[Answer]:
+        """Asked directly: where the federation cannot be reached."""
+        ...
+
+    async def award(self, region: str, award: Award) -> Heard[Grant]: ...
+    async def release(self, region: str, release: Release) -> None: ...
+    async def renew(self, region: str, renewal: Renewal) -> Heard[Renewed]: ...
+    async def notify(self, region: str, notice: Notice) -> None: ...
+    def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
+        """A model's bytes, as an agreement allows."""
+        ...
+
+    async def measure(self, region: str) -> Seconds:
+        """One round trip to its coordinator."""
+        ...
+
+
+class PeerEvents(Protocol):
+    """What the peers' adapter calls on the delegate's side, for regions it has authenticated and that may trade.
+
+    A refusal is raised as ShoalError. Repeated calls get the first answer and change nothing."""
+
+    async def bid(self, asked: Heard[Solicitation]) -> Answer: ...
+    async def awarded(self, award: Heard[Award]) -> Grant: ...
+    async def released(self, release: Heard[Release]) -> None: ...
+    async def renewed(self, renewal: Heard[Renewal]) -> Renewed: ...
+    async def noticed(self, notice: Heard[Notice]) -> None:
+        """Of either side, from the other."""
+        ...
+
+    async def lend(self, region: str, agreement: str, digest: str) -> None:
+        """Whether this region may have these bytes.
+
+        Raises ShoalError(AGREEMENT_UNKNOWN | TENANT_DENIED | RESIDENCY)."""
+        ...
+
+
+class FederationLink(Protocol):
+    """The federation that this region joined. Raises ShoalError(FEDERATION_UNREACHABLE), or as it refused."""
+
+    async def advertise(self, advertisement: Advertisement) -> Directory | None:
+        """The directory where it changed since the last that was returned."""
+        ...
+
+    async def solicit(self, solicitation: Solicitation) -> tuple[Heard[Answer], ...]:
+        """What the candidates answered in time; answers that are not validly signed are left out and counted."""
+        ...
+
+    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
+        """Sequence of the first ledger entry that it lacks."""
         ...
 
 

@@ -94,10 +94,21 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerTrust:
+    """Another region whose gateways this gateway may meet, and no other. roots: its CAs (PEM), which count for names of
+    that region alone. gateways: names. agreements: under which they may call here; they may call nothing else."""
+
+    region: str
+    roots: tuple[str, ...]
+    gateways: tuple[str, ...]
+    agreements: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DesiredSet:
     """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep.
 
-    trust: None from a coordinator that does not tell; then what the node was enrolled with stands.
+    trust: None from a coordinator that does not tell; then what the node was enrolled with stands. peers: for gateways.
     """
 
     node: str
@@ -108,6 +119,7 @@ class DesiredSet:
     credentials: tuple[Credential, ...]
     heartbeat_s: Seconds
     trust: Trust | None = None
+    peers: tuple[PeerTrust, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

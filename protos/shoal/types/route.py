@@ -22,7 +22,9 @@ class EndpointState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One replica. node: who serves it (the certificate's name that the forwarder must see)."""
+    """One replica. node: who serves it (the certificate's name that the forwarder must see).
+
+    region, agreement: of a gateway of another region, and under what it serves; empty for one's own."""
 
     assignment: str
     node: str
@@ -30,6 +32,8 @@ class Endpoint:
     address: str
     weight: float
     state: EndpointState
+    region: str = ""
+    agreement: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FederationStub:
-    """Missing associated documentation comment in .proto file."""
+    """What a coordinator asks of its federation, with its region's own certificate.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -34,22 +35,33 @@ class FederationStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Advertise = channel.stream_stream(
+        self.Advertise = channel.unary_unary(
                 '/shoal.v1.Federation/Advertise',
-                request_serializer=shoal_dot_v1_dot_federation__pb2.Advertisement.SerializeToString,
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_federation__pb2.AdvertiseReply.FromString,
                 _registered_method=True)
         self.Solicit = channel.unary_unary(
                 '/shoal.v1.Federation/Solicit',
-                request_serializer=shoal_dot_v1_dot_federation__pb2.SolicitRequest.SerializeToString,
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_federation__pb2.SolicitReply.FromString,
+                _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/shoal.v1.Federation/Report',
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.ReportReply.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/shoal.v1.Federation/Leave',
+                request_serializer=shoal_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.LeaveReply.FromString,
                 _registered_method=True)
 
 
 class FederationServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What a coordinator asks of its federation, with its region's own certificate.
+    """
 
-    def Advertise(self, request_iterator, context):
+    def Advertise(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,18 +73,40 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Report(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Advertise': grpc.stream_stream_rpc_method_handler(
+            'Advertise': grpc.unary_unary_rpc_method_handler(
                     servicer.Advertise,
-                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Advertisement.FromString,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                     response_serializer=shoal_dot_v1_dot_federation__pb2.AdvertiseReply.SerializeToString,
             ),
             'Solicit': grpc.unary_unary_rpc_method_handler(
                     servicer.Solicit,
-                    request_deserializer=shoal_dot_v1_dot_federation__pb2.SolicitRequest.FromString,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                     response_serializer=shoal_dot_v1_dot_federation__pb2.SolicitReply.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.ReportReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.LeaveRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.LeaveReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -83,10 +117,11 @@ def add_FederationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Federation:
-    """Missing associated documentation comment in .proto file."""
+    """What a coordinator asks of its federation, with its region's own certificate.
+    """
 
     @staticmethod
-    def Advertise(request_iterator,
+    def Advertise(request,
             target,
             options=(),
             channel_credentials=None,
@@ -96,11 +131,11 @@ class Federation:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
             '/shoal.v1.Federation/Advertise',
-            shoal_dot_v1_dot_federation__pb2.Advertisement.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             shoal_dot_v1_dot_federation__pb2.AdvertiseReply.FromString,
             options,
             channel_credentials,
@@ -127,8 +162,137 @@ class Federation:
             request,
             target,
             '/shoal.v1.Federation/Solicit',
-            shoal_dot_v1_dot_federation__pb2.SolicitRequest.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             shoal_dot_v1_dot_federation__pb2.SolicitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Federation/Report',
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Federation/Leave',
+            shoal_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class JoiningStub:
+    """On a port of its own: server TLS only, with a one-time token.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Join = channel.unary_unary(
+                '/shoal.v1.Joining/Join',
+                request_serializer=shoal_dot_v1_dot_federation__pb2.JoinRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.JoinReply.FromString,
+                _registered_method=True)
+
+
+class JoiningServicer:
+    """On a port of its own: server TLS only, with a one-time token.
+    """
+
+    def Join(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_JoiningServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.JoinRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.JoinReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'shoal.v1.Joining', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('shoal.v1.Joining', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Joining:
+    """On a port of its own: server TLS only, with a one-time token.
+    """
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Joining/Join',
+            shoal_dot_v1_dot_federation__pb2.JoinRequest.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.JoinReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -141,7 +305,8 @@ class Federation:
 
 
 class PeerStub:
-    """Missing associated documentation comment in .proto file."""
+    """What regions ask of each other, and the federation on their behalf. Bid carries the origin's Said as it came.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -151,33 +316,44 @@ class PeerStub:
         """
         self.Bid = channel.unary_unary(
                 '/shoal.v1.Peer/Bid',
-                request_serializer=shoal_dot_v1_dot_federation__pb2.BidRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_federation__pb2.BidReply.FromString,
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                 _registered_method=True)
         self.Award = channel.unary_unary(
                 '/shoal.v1.Peer/Award',
-                request_serializer=shoal_dot_v1_dot_federation__pb2.AwardRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_federation__pb2.AwardReply.FromString,
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/shoal.v1.Peer/Release',
-                request_serializer=shoal_dot_v1_dot_federation__pb2.ReleaseRequest.SerializeToString,
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_federation__pb2.ReleaseReply.FromString,
                 _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/shoal.v1.Peer/Renew',
-                request_serializer=shoal_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
-                response_deserializer=shoal_dot_v1_dot_federation__pb2.RenewReply.FromString,
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                 _registered_method=True)
-        self.Notice = channel.unary_unary(
-                '/shoal.v1.Peer/Notice',
-                request_serializer=shoal_dot_v1_dot_federation__pb2.NoticeRequest.SerializeToString,
+        self.Notify = channel.unary_unary(
+                '/shoal.v1.Peer/Notify',
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_federation__pb2.NoticeReply.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/shoal.v1.Peer/Fetch',
+                request_serializer=shoal_dot_v1_dot_federation__pb2.PeerFetch.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.PeerChunk.FromString,
+                _registered_method=True)
+        self.Measure = channel.unary_unary(
+                '/shoal.v1.Peer/Measure',
+                request_serializer=shoal_dot_v1_dot_federation__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.MeasureReply.FromString,
                 _registered_method=True)
 
 
 class PeerServicer:
-    """Missing associated documentation comment in .proto file."""
+    """What regions ask of each other, and the federation on their behalf. Bid carries the origin's Said as it came.
+    """
 
     def Bid(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -203,7 +379,19 @@ class PeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Notice(self, request, context):
+    def Notify(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Measure(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -214,28 +402,38 @@ def add_PeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Bid': grpc.unary_unary_rpc_method_handler(
                     servicer.Bid,
-                    request_deserializer=shoal_dot_v1_dot_federation__pb2.BidRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_federation__pb2.BidReply.SerializeToString,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             ),
             'Award': grpc.unary_unary_rpc_method_handler(
                     servicer.Award,
-                    request_deserializer=shoal_dot_v1_dot_federation__pb2.AwardRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_federation__pb2.AwardReply.SerializeToString,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
-                    request_deserializer=shoal_dot_v1_dot_federation__pb2.ReleaseRequest.FromString,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                     response_serializer=shoal_dot_v1_dot_federation__pb2.ReleaseReply.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
-                    request_deserializer=shoal_dot_v1_dot_federation__pb2.RenewRequest.FromString,
-                    response_serializer=shoal_dot_v1_dot_federation__pb2.RenewReply.SerializeToString,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             ),
-            'Notice': grpc.unary_unary_rpc_method_handler(
-                    servicer.Notice,
-                    request_deserializer=shoal_dot_v1_dot_federation__pb2.NoticeRequest.FromString,
+            'Notify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Notify,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                     response_serializer=shoal_dot_v1_dot_federation__pb2.NoticeReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.PeerFetch.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.PeerChunk.SerializeToString,
+            ),
+            'Measure': grpc.unary_unary_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.MeasureRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.MeasureReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -246,7 +444,8 @@ def add_PeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Peer:
-    """Missing associated documentation comment in .proto file."""
+    """What regions ask of each other, and the federation on their behalf. Bid carries the origin's Said as it came.
+    """
 
     @staticmethod
     def Bid(request,
@@ -263,8 +462,8 @@ class Peer:
             request,
             target,
             '/shoal.v1.Peer/Bid',
-            shoal_dot_v1_dot_federation__pb2.BidRequest.SerializeToString,
-            shoal_dot_v1_dot_federation__pb2.BidReply.FromString,
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.Said.FromString,
             options,
             channel_credentials,
             insecure,
@@ -290,8 +489,8 @@ class Peer:
             request,
             target,
             '/shoal.v1.Peer/Award',
-            shoal_dot_v1_dot_federation__pb2.AwardRequest.SerializeToString,
-            shoal_dot_v1_dot_federation__pb2.AwardReply.FromString,
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.Said.FromString,
             options,
             channel_credentials,
             insecure,
@@ -317,7 +516,7 @@ class Peer:
             request,
             target,
             '/shoal.v1.Peer/Release',
-            shoal_dot_v1_dot_federation__pb2.ReleaseRequest.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             shoal_dot_v1_dot_federation__pb2.ReleaseReply.FromString,
             options,
             channel_credentials,
@@ -344,8 +543,8 @@ class Peer:
             request,
             target,
             '/shoal.v1.Peer/Renew',
-            shoal_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
-            shoal_dot_v1_dot_federation__pb2.RenewReply.FromString,
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.Said.FromString,
             options,
             channel_credentials,
             insecure,
@@ -357,7 +556,7 @@ class Peer:
             _registered_method=True)
 
     @staticmethod
-    def Notice(request,
+    def Notify(request,
             target,
             options=(),
             channel_credentials=None,
@@ -370,9 +569,63 @@ class Peer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/shoal.v1.Peer/Notice',
-            shoal_dot_v1_dot_federation__pb2.NoticeRequest.SerializeToString,
+            '/shoal.v1.Peer/Notify',
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             shoal_dot_v1_dot_federation__pb2.NoticeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.v1.Peer/Fetch',
+            shoal_dot_v1_dot_federation__pb2.PeerFetch.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.PeerChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Peer/Measure',
+            shoal_dot_v1_dot_federation__pb2.MeasureRequest.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.MeasureReply.FromString,
             options,
             channel_credentials,
             insecure,

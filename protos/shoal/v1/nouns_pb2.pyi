@@ -917,12 +917,16 @@ class Endpoint(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     node: _builtins.str
     kind: _builtins.str
     address: _builtins.str
     weight: _builtins.float
     state: _builtins.str
+    region: _builtins.str
+    agreement: _builtins.str
     def __init__(
         self,
         *,
@@ -932,10 +936,12 @@ class Endpoint(_message.Message):
         address: _builtins.str = ...,
         weight: _builtins.float = ...,
         state: _builtins.str = ...,
+        region: _builtins.str = ...,
+        agreement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "assignment", b"assignment", "kind", b"kind", "node", b"node", "state", b"state", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agreement", b"agreement", "assignment", b"assignment", "kind", b"kind", "node", b"node", "region", b"region", "state", b"state", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,6 +1007,39 @@ class Trust(_message.Message):
 Global___Trust: _TypeAlias = Trust  # noqa: Y015
 
 @_typing.final
+class PeerTrust(_message.Message):
+    """Gateways of another region that this one may meet, and under which agreements they may call here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    AGREEMENTS_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def agreements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        roots: _abc.Iterable[_builtins.str] | None = ...,
+        gateways: _abc.Iterable[_builtins.str] | None = ...,
+        agreements: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "gateways", b"gateways", "region", b"region", "roots", b"roots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerTrust: _TypeAlias = PeerTrust  # noqa: Y015
+
+@_typing.final
 class DesiredSet(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1012,6 +1051,7 @@ class DesiredSet(_message.Message):
     CREDENTIALS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     heartbeat_s: _builtins.float
     @_builtins.property
@@ -1026,6 +1066,8 @@ class DesiredSet(_message.Message):
     def credentials(self) -> _containers.RepeatedCompositeFieldContainer[Global___Credential]: ...
     @_builtins.property
     def trust(self) -> Global___Trust: ...
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerTrust]: ...
     def __init__(
         self,
         *,
@@ -1037,10 +1079,11 @@ class DesiredSet(_message.Message):
         credentials: _abc.Iterable[Global___Credential] | None = ...,
         heartbeat_s: _builtins.float = ...,
         trust: Global___Trust | None = ...,
+        peers: _abc.Iterable[Global___PeerTrust] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trust", b"trust", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "pins", b"pins", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,8 +1,9 @@
 """Message <-> noun, checked.
 
-Each message of nouns.proto and link.proto mirrors one frozen dataclass of `shoal.types`, field by field and by name; so
-one rule converts them all, built once per class from its type hints. What cannot be a noun (an unknown enum value, an
-infinite number, an overlong string or list) is MESSAGE_INVALID; what is merely implausible is for the cores to judge.
+Each message of nouns.proto, link.proto and federation.proto mirrors one frozen dataclass of `shoal.types`, field by
+field and by name; so one rule converts them all, built once per class from its type hints. What cannot be a noun (an
+unknown enum value, an infinite number, an overlong string or list) is MESSAGE_INVALID; what is merely implausible is
+for the cores to judge.
 """
 
 import math
@@ -20,7 +21,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.link import FromAgent, ToAgent
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.workload import WorkloadKey
-from shoal.v1 import link_pb2, nouns_pb2
+from shoal.v1 import federation_pb2, link_pb2, nouns_pb2
 
 Noun = TypeVar("Noun")
 
@@ -125,7 +126,7 @@ def to_agent_from_wire(message: link_pb2.ToAgent) -> ToAgent:
 def message_class(kind: Any) -> Any:
     """The message class of the same name."""
     if kind not in _MESSAGES:
-        modules = (nouns_pb2, link_pb2)
+        modules = (nouns_pb2, link_pb2, federation_pb2)
         _MESSAGES[kind] = next(found for each in modules if (found := getattr(each, kind.__name__, None)) is not None)
     return _MESSAGES[kind]
 

@@ -85,6 +85,16 @@ class Signatures:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room on one device that is held for a bid of this region. busy: share of the device's time."""
+
+    bid: str
+    slot: Slot
+    memory_bytes: Bytes
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """All that placement looks at: the same inputs give the same plan, in whatever order the mappings were filled.
 
@@ -92,7 +102,9 @@ class Inputs:
     the current replicas. terms: by assignment id, what its workload asked when it was last confirmed (`terms_of`); one
     that was confirmed under other terms yields to a gain. broken: assignments that do not count as replicas any more,
     and why (`workloads.trouble`). measured: warm-up figures remembered from earlier replicas. costs: USD/h of a whole
-    device; absent = unknown. rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties.
+    device; absent = unknown. rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties. elsewhere:
+    workloads that another region runs under an agreement: no replica of theirs is wanted here. reserved: counts as
+    taken.
     """
 
     region: RegionFacts
@@ -112,6 +124,8 @@ class Inputs:
     costs: Mapping[Slot, UsdPerHour] = field(default_factory=dict)
     rtt_s: Mapping[str, Seconds] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
+    elsewhere: frozenset[WorkloadKey] = frozenset()
+    reserved: tuple[Reservation, ...] = ()
 
 
 def terms_of(intent: Intent) -> str:

@@ -5,8 +5,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal.coordinator.core.fleet.state import DEFAULTS, Fleet
-from shoal.coordinator.core.placement.model import DocumentRef, Plan, RegionFacts, Signatures, Slot, Trial, Triple
-from shoal.types.assignment import Assignment, Measured
+from shoal.coordinator.core.placement.model import (
+    DocumentRef,
+    Plan,
+    RegionFacts,
+    Reservation,
+    Signatures,
+    Slot,
+    Trial,
+    Triple,
+)
+from shoal.types.agreement import GatewayRef
+from shoal.types.assignment import Assignment, Measured, PeerTrust
 from shoal.types.codes import Code
 from shoal.types.profile import ModelProfile
 from shoal.types.route import Endpoint, Route
@@ -103,6 +113,18 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True)
+class Delegated:
+    """A workload that another region runs. gateways: of that region. ready: it serves there, so that its route may lead
+    there and home replicas may go. wanted: it shall run there; False: notice was given, and home takes it back."""
+
+    agreement: str
+    region: str
+    gateways: tuple[GatewayRef, ...]
+    ready: bool
+    wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
     """A node's desired set without its version and credentials; a new generation is due only when this changes."""
 
@@ -110,11 +132,16 @@ class Content:
     routes: tuple[Route, ...] = ()
     pins: tuple[str, ...] = ()
     heartbeat_s: Seconds = DEFAULTS.heartbeat_s
+    peers: tuple[PeerTrust, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything the region's controller knows when it takes one step."""
+    """Everything the region's controller knows when it takes one step.
+
+    delegated: own workloads that run elsewhere. Those that other regions have run here are among `intents`, of tenant
+    `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet.
+    """
 
     region: RegionFacts
     fleet: Fleet
@@ -128,6 +155,9 @@ class World:
     documents: tuple[DocumentRef, ...] = ()
     seed: int = 0
     signatures: Signatures = field(default_factory=Signatures)
+    delegated: Mapping[WorkloadKey, Delegated] = field(default_factory=dict)
+    reserved: tuple[Reservation, ...] = ()
+    peers: tuple[PeerTrust, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
