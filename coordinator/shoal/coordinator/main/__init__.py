@@ -1,0 +1,38 @@
+"""`shoal-coordinator`: one program in the roles of a region and of a federation."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from shoal.coordinator.main import region
+from shoal.coordinator.main.options import config_of, parser_of
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.wire import descriptors, logs
+from shoal.wire.private import no_dumps
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser_of(os.environ).parse_args(arguments)
+    try:
+        if options.verb == "broker-config":
+            os.umask(0o077)
+            print(json.dumps({"event": "written", "start": str(region.write_broker(options))}))
+            return
+        if options.role == "federation":
+            raise refuse(
+                Code.NOT_SUPPORTED_YET,
+                "--role federation",
+                "--role region",
+                "it comes with the release that federates regions",
+            )
+        config = config_of(options)
+        os.umask(0o077)
+        logs.configure(config.log_level)
+        descriptors.raise_limit()
+        no_dumps()
+        asyncio.run(region.run(config))
+    except ShoalError as error:
+        print(error.refusal, file=sys.stderr)
+        raise SystemExit(1) from None

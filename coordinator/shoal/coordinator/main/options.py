@@ -1,0 +1,166 @@
+"""What a coordinator is told on its command line, else by SHOAL_* variables."""
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal.types.codes import Code, refuse
+from shoal.wire import logs
+from shoal.wire.identity import check_name
+
+ROLES: Final = ("region", "federation")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """port 0: any that is free."""
+
+    host: str
+    port: int
+
+    @property
+    def is_any(self) -> bool:
+        """Every address of this machine: nothing that one could dial."""
+        return self.host in ("", "0.0.0.0", "::")
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one. broker_dir: what it starts
+    from, where that is on this machine.
+
+    models: where agents that come by the broker fetch models. advertise: the host that agents and operators dial."""
+
+    region: str
+    data_dir: Path
+    link: Address
+    enrol: Address
+    metrics: Address
+    mqtt: Address | None
+    broker_dir: Path | None
+    models: Address
+    advertise: str
+    store: str
+    backup_every_s: float
+    node_lifetime_s: float
+    seed: int
+    log_level: str
+
+
+def config_of(options: argparse.Namespace) -> Config:
+    """Raises ShoalError(NAME_INVALID | FIELD_INVALID)."""
+    link = address_of(options.link)
+    return Config(
+        region=check_name(options.region, "region"),
+        data_dir=Path(options.data_dir),
+        link=link,
+        enrol=address_of(options.enrol),
+        metrics=address_of(options.metrics),
+        mqtt=address_of(options.mqtt) if options.mqtt else None,
+        broker_dir=Path(options.broker_dir) if options.broker_dir else None,
+        models=address_of(options.models),
+        advertise=options.advertise or ("127.0.0.1" if link.is_any else link.host),
+        store=options.store,
+        backup_every_s=options.backup_every,
+        node_lifetime_s=options.node_lifetime,
+        seed=options.seed,
+        log_level=options.log_level,
+    )
+
+
+def address_of(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise refuse(Code.FIELD_INVALID, f"address {text!r:.80}", "HOST:PORT", "for example 127.0.0.1:7443, or port 0")
+    return Address(host.strip("[]"), int(port))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a positive number")
+    return seconds
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    """Also of what a variable says, which argparse's own choices would not judge."""
+
+    def check(text: str) -> str:
+        if text not in allowed:
+            raise argparse.ArgumentTypeError(f"{text!r:.80} is not one of {', '.join(allowed)}")
+        return text
+
+    return check
+
+
+def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    def default(name: str, otherwise: str) -> str:
+        return environment.get(f"SHOAL_{name}", otherwise)
+
+    parser = argparse.ArgumentParser(
+        prog="shoal-coordinator", description="A region's control plane, or the federation of several"
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="run a coordinator")
+    run.add_argument(
+        "--role",
+        type=_one_of(*ROLES),
+        default=default("ROLE", "region"),
+        metavar="|".join(ROLES),
+        help="what it serves",
+    )
+    broker = verbs.add_parser(
+        "broker-config",
+        help="make the folder from which Mosquitto carries this region's agent links",
+        description="Makes a folder with Mosquitto's configuration, certificate and rights; its `start` is what runs"
+        " the broker, on this machine or wherever the folder is copied. Run it again for a new certificate.",
+    )
+    for verb in (run, broker):
+        verb.add_argument("--region", default=default("REGION", "local"), help="the region's name")
+        verb.add_argument(
+            "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
+        )
+    broker.add_argument("--out", default=default("BROKER_DIR", "./shoal-broker"), help="the folder that is made")
+    broker.add_argument("--listen", default=default("MQTT_LISTEN", "127.0.0.1:8883"), help="where the broker listens")
+    broker.add_argument("--host", action="append", default=[], help="a name or address that agents dial; repeatable")
+    broker.add_argument("--user", default="", help="whom it runs as when root starts it. [default: who makes it]")
+    broker.add_argument("--plugin", default="", help="mosquitto_dynamic_security.so, as the broker's machine has it")
+    run.add_argument("--link", default=default("LINK", "127.0.0.1:7443"), help="agents and operators, mTLS")
+    run.add_argument("--enrol", default=default("ENROL", "127.0.0.1:7444"), help="join tokens, server TLS only")
+    run.add_argument("--metrics", default=default("METRICS", "127.0.0.1:7445"), help="Prometheus, mTLS")
+    run.add_argument(
+        "--mqtt", default=default("MQTT", ""), help="HOST:PORT of the region's broker, from `broker-config`"
+    )
+    run.add_argument(
+        "--broker-dir",
+        default=default("BROKER_DIR", ""),
+        help="that broker's folder, where it is on this machine: its certificate is renewed and follows the CA",
+    )
+    run.add_argument(
+        "--models", default=default("MODELS", "127.0.0.1:7446"), help="models for agents that come by --mqtt, HTTPS"
+    )
+    run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
+    run.add_argument("--store", default=default("STORE", "sqlite"))
+    run.add_argument(
+        "--backup-every",
+        type=_seconds,
+        default=default("BACKUP_EVERY", "60"),
+        help="seconds between copies of the store",
+    )
+    run.add_argument(
+        "--node-lifetime",
+        type=_seconds,
+        default=default("NODE_LIFETIME", "86400"),
+        help="seconds that a node's certificate is good for; it renews at two thirds",
+    )
+    run.add_argument("--seed", type=int, default=default("SEED", "0"), help="of choices that placement leaves open")
+    run.add_argument(
+        "--log-level", type=_one_of(*logs.LEVELS), default=default("LOG_LEVEL", "info"), metavar="|".join(logs.LEVELS)
+    )
+    return parser

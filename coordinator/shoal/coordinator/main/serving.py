@@ -1,0 +1,90 @@
+"""What a coordinator of either role needs of its machine: ports, a store, a folder of its own."""
+
+import asyncio
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from shoal.coordinator.api.models import ModelServer
+from shoal.coordinator.main.options import Address
+from shoal.coordinator.telemetry.metrics import PrometheusMeter
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.wire.scrape import Guard
+
+STOP_S: Final = 2.0
+"""Calls that run when a stop is asked for may end within this time."""
+REFRESH_S: Final = 3600.0
+
+log: Final = structlog.get_logger("shoal.coordinator")
+
+
+async def refresh(due: Callable[[], None]) -> None:
+    """The certificates that this machine makes for itself, before their time is over."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        due()
+
+
+async def back_up(store: Any, every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            log.debug("store copied", copy=(await store.backup()).name)
+        except ShoalError as error:
+            log.error("store not copied", refusal=str(error))
+
+
+def listen(server: Any, address: Address, credentials: grpc.ServerCredentials) -> Address:
+    try:
+        port = server.add_secure_port(str(address), credentials)
+    except RuntimeError as cause:
+        raise cannot_listen(address) from cause
+    if port == 0:
+        raise cannot_listen(address)
+    return Address(address.host, port)
+
+
+def serve_metrics(meter: PrometheusMeter, address: Address, scraped: Guard) -> Address:
+    try:
+        port = meter.serve(address.host, address.port, scraped)
+    except OSError as cause:
+        raise cannot_listen(address) from cause
+    return Address(address.host, port)
+
+
+async def serve_models(server: ModelServer, address: Address) -> int:
+    try:
+        return await server.start(address.host, address.port)
+    except OSError as cause:
+        raise cannot_listen(address) from cause
+
+
+def cannot_listen(address: Address) -> ShoalError:
+    return refuse(
+        Code.FIELD_INVALID, f"cannot listen at {address}", "an address of this machine that is free", "choose another"
+    )
+
+
+def private(folder: Path) -> None:
+    """Raises ShoalError(STORE_UNAVAILABLE)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as cause:
+        raise refuse(
+            Code.STORE_UNAVAILABLE, f"{folder}: {cause.strerror}", "a directory of its own", "choose another --data-dir"
+        ) from cause
+
+
+def store_named(name: str) -> Any:
+    found = {entry.name: entry for entry in entry_points(group="shoal.stores")}
+    if name not in found:
+        raise refuse(Code.FIELD_INVALID, f"store {name!r}", f"one of {', '.join(sorted(found))}", "install its package")
+    return found[name].load()
+
+
+def dialled(*addresses: Address) -> tuple[str, ...]:
+    return tuple(address.host for address in addresses if not address.is_any)
