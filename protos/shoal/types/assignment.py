@@ -96,12 +96,14 @@ class Trust:
 @dataclass(frozen=True, slots=True)
 class PeerTrust:
     """Another region whose gateways this gateway may meet, and no other. roots: its CAs (PEM), which count for names of
-    that region alone. gateways: names. agreements: under which they may call here; they may call nothing else."""
+    that region alone. gateways: names. agreements: under which they may call here; they may call nothing else. revoked:
+    serials (decimal) of its certificates that are refused though their time is not over."""
 
     region: str
     roots: tuple[str, ...]
     gateways: tuple[str, ...]
     agreements: tuple[str, ...]
+    revoked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,8 @@ class Status:
     """Of the node's certificate, decimal. Empty, as `roots`: as told before in this session."""
     roots: tuple[str, ...] = ()
     """Fingerprints of the CAs that it trusts."""
+    crossings: tuple["Crossing", ...] = ()
+    """At a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +209,16 @@ class Ingress:
     retried: int
     refused: int
     lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Requests that left for another region, or came from it, under one agreement: at this gateway, since its front
+    started. region: the other one. errors: not answered, through no fault of the request. latency_p95_s: of the newest
+    requests, 0 without any; where they left, the way there and back is in it."""
+
+    agreement: str
+    region: str
+    requests: int
+    errors: int
+    latency_p95_s: Seconds

@@ -171,6 +171,7 @@ class Status(_message.Message):
     FRONT_READY_FIELD_NUMBER: _builtins.int
     SERIAL_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
+    CROSSINGS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     epoch: _builtins.int
     sequence: _builtins.int
@@ -191,6 +192,8 @@ class Status(_message.Message):
     def ingress(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Ingress]: ...
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def crossings(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Crossing]: ...
     def __init__(
         self,
         *,
@@ -207,10 +210,11 @@ class Status(_message.Message):
         front_ready: _builtins.bool = ...,
         serial: _builtins.str = ...,
         roots: _abc.Iterable[_builtins.str] | None = ...,
+        crossings: _abc.Iterable[_nouns_pb2.Crossing] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crossings", b"crossings", "epoch", b"epoch", "front_ready", b"front_ready", "full", b"full", "gone", b"gone", "ingress", b"ingress", "node", b"node", "observed", b"observed", "readings", b"readings", "roots", b"roots", "sequence", b"sequence", "serial", b"serial", "taken_at", b"taken_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

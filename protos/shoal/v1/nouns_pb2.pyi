@@ -1016,6 +1016,7 @@ class PeerTrust(_message.Message):
     ROOTS_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -1023,6 +1024,8 @@ class PeerTrust(_message.Message):
     def gateways(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def agreements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1030,10 +1033,11 @@ class PeerTrust(_message.Message):
         roots: _abc.Iterable[_builtins.str] | None = ...,
         gateways: _abc.Iterable[_builtins.str] | None = ...,
         agreements: _abc.Iterable[_builtins.str] | None = ...,
+        revoked: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "gateways", b"gateways", "region", b"region", "roots", b"roots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "gateways", b"gateways", "region", b"region", "revoked", b"revoked", "roots", b"roots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1241,6 +1245,39 @@ class Observed(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_at) -> _WhichOneofReturnType__retry_at | None: ...
 
 Global___Observed: _TypeAlias = Observed  # noqa: Y015
+
+@_typing.final
+class Crossing(_message.Message):
+    """Requests that left for another region, or came from it, under one agreement, at one gateway since its front started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    agreement: _builtins.str
+    region: _builtins.str
+    requests: _builtins.int
+    errors: _builtins.int
+    latency_p95_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        agreement: _builtins.str = ...,
+        region: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        errors: _builtins.int = ...,
+        latency_p95_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "errors", b"errors", "latency_p95_s", b"latency_p95_s", "region", b"region", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Crossing: _TypeAlias = Crossing  # noqa: Y015
 
 @_typing.final
 class Ingress(_message.Message):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
-from shoal.types.assignment import Observed, Served, Status
+from shoal.types.assignment import Crossing, Observed, Served, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.receipt import Receipt
@@ -69,7 +69,15 @@ def check_status(status: Status, node: Node) -> tuple[Refusal, ...]:
         counts = (ingress.requests, ingress.answered, ingress.retried, ingress.refused, ingress.lost)
         if not all(0 <= count <= MOST_COUNT for count in counts):
             refusals.append(_absurd(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
+    refusals += [refusal for crossing in status.crossings if (refusal := check_crossing(crossing))]
     return tuple(refusals)
+
+
+def check_crossing(crossing: Crossing) -> Refusal | None:
+    counts = (crossing.requests, crossing.errors, crossing.latency_p95_s)
+    if all(0 <= count <= MOST_COUNT for count in counts):
+        return None
+    return _absurd(f"crossings of {crossing.agreement}", "count", max(counts, key=abs), "0 to 2^53")
 
 
 def is_a_time(wall: Wall) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from shoal.types.assignment import Ingress, Observed, Version
+from shoal.types.assignment import Crossing, Ingress, Observed, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
 from shoal.types.receipt import Receipt
@@ -62,7 +62,8 @@ class NodeState:
     last absurdity. since: when `liveness` became what it is. revoked: its certificates are refused; it counts as lost.
     serial, roots: of its certificate and of the CAs that it trusts, as it says. skew_s: our wall clock less its own, as
     last heard; nothing is decided by it. hidden: the coordinator has lost what carried its session, so that its silence
-    proves nothing; excused_until: it is not judged for its silence before.
+    proves nothing; excused_until: it is not judged for its silence before. crossings: by agreement, as last said;
+    crossed: (requests, errors) of earlier fronts of the node, which began to count anew.
     """
 
     node: Node
@@ -91,6 +92,8 @@ class NodeState:
     skew_s: Seconds = Seconds(0.0)
     hidden: bool = False
     excused_until: Elapsed = ORIGIN
+    crossings: Mapping[str, Crossing] = field(default_factory=dict)
+    crossed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def is_skewed(self) -> bool:

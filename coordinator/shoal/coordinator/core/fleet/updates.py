@@ -1,9 +1,10 @@
 """What a message does to the fleet. Replayed, late and foreign messages change nothing."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.checks import (
+    check_crossing,
     check_observed,
     check_reading,
     check_receipt,
@@ -11,7 +12,7 @@ from shoal.coordinator.core.fleet.checks import (
     is_a_time,
 )
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Timing, Twins
-from shoal.types.assignment import Status
+from shoal.types.assignment import Crossing, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Reading
 from shoal.types.receipt import Receipt
@@ -93,6 +94,7 @@ def status_received(
     known_observed = {} if status.full else still_there
     refused = _refused_keys(status)
     kept = {key: known.observed[key] for key in known.observed if key in refused}
+    crossings = {each.agreement: each for each in status.crossings if check_crossing(each) is None}
     state = replace(
         _judged(known, refusals),
         heard_at=max(now, known.heard_at),
@@ -107,6 +109,8 @@ def status_received(
         reported=known.reported or status.full,
         serial=status.serial or known.serial,
         roots=status.roots or known.roots,
+        crossings={**known.crossings, **crossings},
+        crossed=_crossed(known, crossings),
     )
     return fleet.put(state), refusals
 
@@ -233,6 +237,20 @@ def _readings(known: NodeState, status: Status) -> dict[str, Reading]:
     kept = {device: reading for device, reading in known.readings.items() if device in answered}
     return kept | {
         each.device: each for each in status.readings if check_reading(each, known.node, status.taken_at) is None
+    }
+
+
+def _crossed(known: NodeState, now: Mapping[str, Crossing]) -> Mapping[str, tuple[int, int]]:
+    """A front that counts less than before began anew: what the one before it had counted is kept."""
+    ended = {
+        name: before for name, before in known.crossings.items() if name in now and now[name].requests < before.requests
+    }
+    if not ended:
+        return known.crossed
+    sums = {name: known.crossed.get(name, (0, 0)) for name in ended}
+    return {
+        **known.crossed,
+        **{name: (sums[name][0] + each.requests, sums[name][1] + each.errors) for name, each in ended.items()},
     }
 
 
