@@ -12,7 +12,7 @@ from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
 from shoal.types.link import Hello, NodeEvents, Receipts, ToAgent, Welcome
-from shoal.types.offer import Advertisement, Answer, Directory, Solicitation
+from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 
@@ -212,6 +212,41 @@ class FederationLink(Protocol):
 
     async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
         """Sequence of the first ledger entry that it lacks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a region knows of the federation that it is in. roots: its CAs (PEM). address: where members call it."""
+
+    federation: str
+    address: str
+    roots: tuple[str, ...]
+    directory: Directory
+
+
+class FederationDoor(Protocol):
+    """How a region comes into a federation, stays known there, and goes. Raises ShoalError(FEDERATION_UNREACHABLE), or
+    as the federation refused."""
+
+    async def join(self, address: str, token: str, member: Member) -> Joined:
+        """address: where tokens are redeemed. Raises also ShoalError(TOKEN_* | CERT_UNTRUSTED)."""
+        ...
+
+    async def update(self, member: Member) -> Directory:
+        """This region as it is from now on."""
+        ...
+
+    async def leave(self) -> None: ...
+
+
+class Candidates(Protocol):
+    """The federation's way to regions that may bid."""
+
+    async def ask(self, member: Member, asked: bytes, within: Seconds) -> Heard[Answer]:
+        """asked: the origin's signed Solicitation as it came. What is returned was verified to be the member's.
+
+        Raises ShoalError(PEER_UNREACHABLE), or as the member refused."""
         ...
 
 

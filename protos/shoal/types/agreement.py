@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource
 from shoal.types.units import Joules, Seconds
@@ -131,3 +132,11 @@ class Delivered:
     delivered_p95_s: Seconds
     requests: int
     breached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReportContent:
+    """What a region tells its federation: new records of others, and new entries of its ledger, in order, to keep."""
+
+    delivered: tuple[Delivered, ...]
+    entries: tuple[LedgerEntry, ...]

@@ -31,7 +31,8 @@ class Advertisement:
     """What a region has to offer now; counts for `lease_s` from when it came. sequence: a lower one is old.
 
     rtt_s: by region, round trips between the coordinators as this one measured them. heads: by counterpart, the last
-    digest of their ledger that this region was shown (`types.chain`); ledger_head: of its own.
+    digest of their ledger that this region was shown (`types.chain`); ledger_head: of its own. directory: the version
+    that this region has, 0 without any.
     """
 
     region: str
@@ -42,6 +43,7 @@ class Advertisement:
     rtt_s: Mapping[str, float] = field(default_factory=dict)
     ledger_head: str = ""
     heads: Mapping[str, str] = field(default_factory=dict)
+    directory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Who may trade, as the federation last told. A coordinator keeps it: it can trade on without the federation."""
+    """Who may trade, as the federation last told. A coordinator keeps it: it can trade on without the federation.
+
+    version: another one says that something else is in it; never 0."""
 
     federation: str
     version: int

@@ -155,11 +155,13 @@ class Advertisement(_message.Message):
     RTT_S_FIELD_NUMBER: _builtins.int
     LEDGER_HEAD_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     sequence: _builtins.int
     lease_s: _builtins.float
     residency: _builtins.str
     ledger_head: _builtins.str
+    directory: _builtins.int
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CapacityClass]: ...
     @_builtins.property
@@ -177,10 +179,11 @@ class Advertisement(_message.Message):
         rtt_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         ledger_head: _builtins.str = ...,
         heads: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        directory: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "heads", b"heads", "lease_s", b"lease_s", "ledger_head", b"ledger_head", "region", b"region", "residency", b"residency", "rtt_s", b"rtt_s", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "directory", b"directory", "heads", b"heads", "lease_s", b"lease_s", "ledger_head", b"ledger_head", "region", b"region", "residency", b"residency", "rtt_s", b"rtt_s", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -250,7 +253,7 @@ Global___Directory: _TypeAlias = Directory  # noqa: Y015
 
 @_typing.final
 class AdvertiseReply(_message.Message):
-    """directory: absent where the region has the newest (known_version)."""
+    """directory: absent where the region has the newest (Advertisement.directory)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -272,6 +275,26 @@ class AdvertiseReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdvertiseReply: _TypeAlias = AdvertiseReply  # noqa: Y015
+
+@_typing.final
+class UpdateReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def directory(self) -> Global___Directory: ...
+    def __init__(
+        self,
+        *,
+        directory: Global___Directory | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateReply: _TypeAlias = UpdateReply  # noqa: Y015
 
 @_typing.final
 class Traffic(_message.Message):

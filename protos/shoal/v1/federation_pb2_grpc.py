@@ -50,6 +50,11 @@ class FederationStub:
                 request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_federation__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Update = channel.unary_unary(
+                '/shoal.v1.Federation/Update',
+                request_serializer=shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_federation__pb2.UpdateReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/shoal.v1.Federation/Leave',
                 request_serializer=shoal_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
@@ -79,6 +84,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Update(self, request, context):
+        """Says a Member: another address, another CA, another place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Leave(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -102,6 +114,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
                     response_serializer=shoal_dot_v1_dot_federation__pb2.ReportReply.SerializeToString,
+            ),
+            'Update': grpc.unary_unary_rpc_method_handler(
+                    servicer.Update,
+                    request_deserializer=shoal_dot_v1_dot_federation__pb2.Said.FromString,
+                    response_serializer=shoal_dot_v1_dot_federation__pb2.UpdateReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -191,6 +208,33 @@ class Federation:
             '/shoal.v1.Federation/Report',
             shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
             shoal_dot_v1_dot_federation__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Update(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Federation/Update',
+            shoal_dot_v1_dot_federation__pb2.Said.SerializeToString,
+            shoal_dot_v1_dot_federation__pb2.UpdateReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class FederationStub:
     Advertise: _grpc.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.AdvertiseReply]
     Solicit: _grpc.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.SolicitReply]
     Report: _grpc.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.ReportReply]
+    Update: _grpc.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.UpdateReply]
+    """Says a Member: another address, another CA, another place."""
     Leave: _grpc.UnaryUnaryMultiCallable[_federation_pb2.LeaveRequest, _federation_pb2.LeaveReply]
 
 @_typing.type_check_only
@@ -48,6 +50,8 @@ class FederationAsyncStub(FederationStub):
     Advertise: _aio.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.AdvertiseReply]  # type: ignore[assignment]
     Solicit: _aio.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.SolicitReply]  # type: ignore[assignment]
     Report: _aio.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.ReportReply]  # type: ignore[assignment]
+    Update: _aio.UnaryUnaryMultiCallable[_federation_pb2.Said, _federation_pb2.UpdateReply]  # type: ignore[assignment]
+    """Says a Member: another address, another CA, another place."""
     Leave: _aio.UnaryUnaryMultiCallable[_federation_pb2.LeaveRequest, _federation_pb2.LeaveReply]  # type: ignore[assignment]
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
@@ -73,6 +77,14 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.Said,
         context: _ServicerContext,
     ) -> _typing.Union[_federation_pb2.ReportReply, _abc.Awaitable[_federation_pb2.ReportReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Update(
+        self,
+        request: _federation_pb2.Said,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.UpdateReply, _abc.Awaitable[_federation_pb2.UpdateReply]]:
+        """Says a Member: another address, another CA, another place."""
 
     @_abc_1.abstractmethod
     def Leave(

@@ -1,0 +1,124 @@
+"""What one region says to another, signed, whoever carries it (`shoal.v1.Said`).
+
+The certificate travels inside and must be a coordinator's of the region that speaks, issued by a CA which the reader
+knows as that region's: neither the federation nor a third region can speak in its name.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Final, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.units import Wall
+from shoal.v1 import federation_pb2
+from shoal.wire import nouns
+from shoal.wire.identity import Identity, identity_of_certificate
+from shoal.wire.signing import sign, verify
+from shoal.wire.trust import check_certificate
+
+Noun = TypeVar("Noun")
+
+ANYONE: Final = "*"
+"""Recipient of what is meant for whomever the federation asks."""
+JOIN: Final = "join"
+"""Kind of the proof in a JoinRequest: its content is the token."""
+COORDINATORS: Final = frozenset({Role.COORDINATOR})
+
+RootsOf = Callable[[str], Sequence[str]]
+"""CAs (PEM) of a region by its name; empty for one that is not known."""
+
+
+class Signer:
+    """Speaks for one region. The key is its coordinator's, the certificate beside it."""
+
+    def __init__(self, region: str, certificate_pem: bytes, key_pem: bytes) -> None:
+        self.region = region
+        leaf = x509.load_pem_x509_certificate(certificate_pem)
+        key = serialization.load_pem_private_key(key_pem, password=None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self._key = key
+        self._certificate = leaf.public_bytes(serialization.Encoding.DER)
+
+    def say(self, noun: object, to: str) -> federation_pb2.Said:
+        return self.say_bytes(kind_of(type(noun)), nouns.encode(noun), to)
+
+    def say_bytes(self, kind: str, content: bytes, to: str) -> federation_pb2.Said:
+        return federation_pb2.Said(
+            by=self.region,
+            to=to,
+            kind=kind,
+            content=content,
+            signature=sign(self._key, self.region, to, kind, content),
+            certificate=self._certificate,
+        )
+
+
+def kind_of(noun: type) -> str:
+    return noun.__name__.lower()
+
+
+def hear(said: federation_pb2.Said, kind: type[Noun], *, to: str, roots_of: RootsOf, wall: Wall) -> Noun:
+    """The noun inside, from the region `said.by`.
+
+    Raises ShoalError(MESSAGE_INVALID | REGION_UNKNOWN | REGION_MISMATCH | CERT_* | ROLE_DENIED | SIGNATURE_INVALID).
+    """
+    check(said, kind_of(kind), to=to, roots_of=roots_of, wall=wall)
+    return nouns.decode(kind, said.content)
+
+
+def hear_one_of(said: federation_pb2.Said, kinds: Sequence[type], *, to: str, roots_of: RootsOf, wall: Wall) -> object:
+    """As `hear`, for an answer that may be of several kinds."""
+    kind = next((each for each in kinds if kind_of(each) == said.kind), kinds[0])
+    return hear(said, kind, to=to, roots_of=roots_of, wall=wall)
+
+
+def check(said: federation_pb2.Said, kind: str, *, to: str, roots_of: RootsOf, wall: Wall) -> Identity:
+    """Who signed it. Raises as `hear`."""
+    if said.kind != kind:
+        raise refuse(Code.MESSAGE_INVALID, f"a signed {said.kind!r:.40}", f"a signed {kind}", "update the sender")
+    if said.to != to:
+        raise mismatch(f"a {kind} for {said.to!r:.80}", to)
+    certificate = _certificate(said.certificate)
+    if (region := identity_of_certificate(certificate).region) != said.by:
+        raise mismatch(f"a {kind} in the name of {said.by!r:.80} by {region}", said.by)
+    authorities = roots_known(said.by, roots_of)
+    identity = check_certificate(certificate, authorities, region=said.by, roles=COORDINATORS, wall=wall)
+    verify(certificate, said.signature, said.by, to, kind, said.content)
+    return identity
+
+
+def mismatch(found: str, region: str) -> ShoalError:
+    """One region in another's name."""
+    return refuse(Code.REGION_MISMATCH, found, f"{region:.80} itself", "a region speaks for itself alone")
+
+
+def roots_known(region: str, roots_of: RootsOf) -> list[x509.Certificate]:
+    """Raises ShoalError(REGION_UNKNOWN)."""
+    pems = roots_of(region)
+    if not pems:
+        raise refuse(
+            Code.REGION_UNKNOWN,
+            f"region {region!r:.80}",
+            "a member of the federation",
+            "see `shoal federation regions`; it joins by: shoal federation join",
+        )
+    return [_root(pem) for pem in pems]
+
+
+def _certificate(der: bytes) -> x509.Certificate:
+    try:
+        return x509.load_der_x509_certificate(der)
+    except ValueError as cause:
+        raise refuse(
+            Code.CERT_UNTRUSTED, "no readable certificate in it", "the coordinator's", "update the sender"
+        ) from cause
+
+
+@lru_cache(maxsize=1024)
+def _root(pem: str) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem.encode())
