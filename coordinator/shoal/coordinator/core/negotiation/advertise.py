@@ -29,8 +29,9 @@ class _Free:
 
 
 def classes(inputs: Inputs) -> tuple[CapacityClass, ...]:
-    """By class and runtime; what is committed, held for a bid, cordoned, silent or quarantined is not in it. The largest
-    `CLASSES_MOST` where there are more."""
+    """By class and runtime; what is committed, held for a bid, cordoned, silent or quarantined is not in it.
+
+    The largest `CLASSES_MOST` where there are more."""
     kinds = dict[tuple[str, str], list[_Free]]()
     for each in _free(inputs):
         kinds.setdefault((_class_of(each.device), each.device.provider), []).append(each)
