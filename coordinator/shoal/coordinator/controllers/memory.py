@@ -26,4 +26,6 @@ class StoredMemory:
             crashes=tuple(replace(each, last_at=moved(each.last_at)) for each in memory.crashes),
             short={name: moved(since) for name, since in memory.short.items()},
             without_ready={name: moved(since) for name, since in memory.without_ready.items()},
+            away={name: moved(since) for name, since in memory.away.items()},
+            back={name: moved(since) for name, since in memory.back.items()},
         )

@@ -28,15 +28,16 @@ from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
-from shoal.coordinator.core.placement.model import Plan, Signatures, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.model import Plan, Reservation, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Snapshot
-from shoal.coordinator.core.workloads.model import Content, Happened, Memory, Wait, World
+from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
+from shoal.coordinator.core.workloads.routes import is_abroad
 from shoal.coordinator.core.workloads.trouble import cleared, poisoned
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem, node_price
-from shoal.types.assignment import Credential, DesiredSet, Trust
+from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
@@ -94,6 +95,9 @@ class WorkloadsController:
         self.desired: dict[str, DesiredSet] = {}
         self.credentials: tuple[Credential, ...] = ()
         self.trust: Trust | None = None
+        self.delegated: Mapping[WorkloadKey, Delegated] = {}
+        self.reserved: tuple[Reservation, ...] = ()
+        self.peers: tuple[PeerTrust, ...] = ()
         self.waits: tuple[Wait, ...] = ()
         self.plan_now: Plan | None = None
         """Of the last step."""
@@ -148,6 +152,29 @@ class WorkloadsController:
         if trust != self.trust:
             self.trust = trust
             self._changed()
+
+    def adopt_trades(
+        self,
+        *,
+        delegated: Mapping[WorkloadKey, Delegated] | None = None,
+        reserved: tuple[Reservation, ...] | None = None,
+        peers: tuple[PeerTrust, ...] | None = None,
+    ) -> None:
+        """What this region has others run, what it holds for bids, and whom its gateways may meet, from the next step
+        on. None: as it is."""
+        news = (
+            self.delegated if delegated is None else dict(delegated),
+            self.reserved if reserved is None else reserved,
+            self.peers if peers is None else peers,
+        )
+        if news != (self.delegated, self.reserved, self.peers):
+            self.delegated, self.reserved, self.peers = news
+            self._changed()
+
+    def leads_abroad(self, key: WorkloadKey) -> bool:
+        """Whether requests may still go to another region."""
+        table = self._memory.tables.get(str(key))
+        return table is not None and any(is_abroad(endpoint) for endpoint in table.endpoints)
 
     def plan(self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str) -> Planned:
         """What applying would do; changes nothing. No texts: what would change now."""
@@ -315,6 +342,9 @@ class WorkloadsController:
             documents=catalog.refs,
             seed=self._seed,
             signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region),
+            delegated=self.delegated,
+            reserved=self.reserved,
+            peers=self.peers,
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:
@@ -329,13 +359,14 @@ class WorkloadsController:
             credentials,
             content.heartbeat_s,
             self.trust,
+            content.peers,
         )
 
     def _is(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> bool:
         known = self.desired.get(node)
         return known is not None and (
-            (known.assignments, known.routes, known.pins, known.heartbeat_s, known.credentials)
-            == (content.assignments, content.routes, content.pins, content.heartbeat_s, credentials)
+            _content(known) == content
+            and known.credentials == credentials
             and known.version.history == self._truth.history
             and known.trust == self.trust
         )
@@ -382,7 +413,7 @@ class WorkloadsController:
 
 
 def _content(desired: DesiredSet) -> Content:
-    return Content(desired.assignments, desired.routes, desired.pins, desired.heartbeat_s)
+    return Content(desired.assignments, desired.routes, desired.pins, desired.heartbeat_s, desired.peers)
 
 
 def _decisions(plan: Plan) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from shoal.coordinator.core.fleet.state import Fleet, Timing
 from shoal.coordinator.core.placement.model import Inputs, RegionFacts, Slot
 from shoal.coordinator.core.workloads.decide import decide
 from shoal.coordinator.core.workloads.invariants import Snapshot, check
-from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, World
-from shoal.types.assignment import Assignment, Measured, Observed, Phase, Status
+from shoal.coordinator.core.workloads.model import Content, Decision, Delegated, Happened, Memory, World
+from shoal.types.assignment import Assignment, Measured, Observed, PeerTrust, Phase, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.profile import ModelProfile, OperatorCost
@@ -46,18 +46,25 @@ def device(name: str = "cpu0", *, kind: str = "cpu", memory: int = 8 * GIB, **mo
     return Device(name, DeviceKind(kind), "maker", "model", "driver", memory_bytes=Bytes(memory), **values)
 
 
-def node(name: str, *devices: Device, labels: Mapping[str, str] | None = None, boot: str = "boot-1") -> Node:
+def node(
+    name: str,
+    *devices: Device,
+    labels: Mapping[str, str] | None = None,
+    boot: str = "boot-1",
+    role: Role = Role.AGENT,
+) -> Node:
+    """A gateway has no devices."""
     return Node(
         name=name,
         region="eu-west",
-        role=Role.AGENT,
+        role=role,
         labels=labels or {},
         agent_version="0",
         os="linux",
         arch="x86_64",
         memory_bytes=Bytes(16 * GIB),
         memory_limit_bytes=Bytes(16 * GIB),
-        devices=devices or (device(),),
+        devices=devices or (() if role is Role.GATEWAY else (device(),)),
         grpc_address=f"{name}:8001",
         rest_address=f"{name}:8000",
         token_address=f"{name}:8002",
@@ -305,6 +312,8 @@ class Region:
         self.memory = Memory()
         self.costs: dict[Slot, UsdPerHour] = {}
         self.quotas: dict[str, Quota] = {}
+        self.delegated: dict[WorkloadKey, Delegated] = {}
+        self.peers: tuple[PeerTrust, ...] = ()
         self.now = 0.0
         self.events: list[Happened] = []
         self.decision: Decision | None = None
@@ -359,6 +368,8 @@ class Region:
             memory=self.memory,
             costs=self.costs,
             quotas=self.quotas,
+            delegated=self.delegated,
+            peers=self.peers,
         )
 
     def restart(self) -> None:

@@ -4,14 +4,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Timing
-from shoal.coordinator.core.placement.model import Inputs, Trial
+from shoal.coordinator.core.placement.model import Inputs, Plan, Trial
 from shoal.coordinator.core.placement.place import place
-from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Remembered, Wait, World
-from shoal.coordinator.core.workloads.reconcile import reconcile
-from shoal.coordinator.core.workloads.routes import routes, tables
+from shoal.coordinator.core.workloads.model import (
+    Content,
+    Decision,
+    Delegated,
+    Happened,
+    Memory,
+    Remembered,
+    Table,
+    Wait,
+    World,
+)
+from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS, reconcile
+from shoal.coordinator.core.workloads.routes import is_abroad, is_gateway, routes, tables
 from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
+from shoal.types.agreement import GUESTS
 from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.types.workload import Intent, PartitionRule
+from shoal.types.workload import Intent, PartitionRule, WorkloadKey
 
 
 def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
@@ -28,8 +39,15 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     )
     inputs = inputs_of(replace(world, memory=memory), now, wall)
     plan = place(inputs, explain=False)
-    outcome = reconcile(plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall)
-    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables)
+    settled = _Settled(memory, Elapsed(now - SETTLE_BEATS * world.fleet.timing.heartbeat_s))
+    elsewhere = frozenset(key for key in inputs.elsewhere if settled.away(key))
+    outcome = reconcile(plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere)
+    delegated = {
+        key: each
+        for key, each in world.delegated.items()
+        if _serves(key, each) and (each.wanted or not settled.back(key))
+    }
+    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated)
     short = _since(memory.short, {str(each.workload) for each in plan.workloads if each.refusal is not None}, now)
     dark = {str(each.workload) for each in plan.workloads if not tables_now[str(each.workload)].endpoints}
     after = replace(
@@ -39,6 +57,8 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
         tables=tables_now,
         short=short,
         without_ready=_since(memory.without_ready, dark, now),
+        away=_since(memory.away, {str(key) for key, each in delegated.items() if each.wanted}, now),
+        back=_since(memory.back, _home_again(plan, tables_now, world.delegated), now),
     )
     heartbeat_s = timing(world.intents).heartbeat_s
     contents = {
@@ -47,6 +67,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
             routes=routes(node, plan, tables_now, assignments, world.fleet.nodes.get(node)),
             pins=tuple(sorted({assignment.model for assignment in assignments})),
             heartbeat_s=heartbeat_s,
+            peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),
         )
         for node, assignments in outcome.desired.items()
     }
@@ -76,6 +97,8 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         costs=world.costs,
         rtt_s=world.rtt_s,
         signatures=world.signatures,
+        elsewhere=frozenset(key for key, each in world.delegated.items() if each.wanted and _serves(key, each)),
+        reserved=world.reserved,
     )
 
 
@@ -86,6 +109,40 @@ def timing(intents: tuple[Intent, ...]) -> Timing:
         Seconds(min(rule.heartbeat_s for rule in rules)),
         Seconds(min(rule.lost_after_s for rule in rules)),
     )
+
+
+def _serves(key: WorkloadKey, delegated: Delegated) -> bool:
+    """What runs here for another region goes to no third."""
+    return delegated.ready and bool(delegated.gateways) and key.tenant != GUESTS
+
+
+class _Settled:
+    """What has been in the routes since `before`, the time that they take to reach every front."""
+
+    def __init__(self, memory: Memory, before: Elapsed) -> None:
+        self._memory = memory
+        self._before = before
+
+    def away(self, key: WorkloadKey) -> bool:
+        return self._is_old(self._memory.away.get(str(key)))
+
+    def back(self, key: WorkloadKey) -> bool:
+        return self._is_old(self._memory.back.get(str(key)))
+
+    def _is_old(self, since: Elapsed | None) -> bool:
+        return since is not None and since <= self._before
+
+
+def _home_again(plan: Plan, tables: Mapping[str, Table], delegated: Mapping[WorkloadKey, Delegated]) -> set[str]:
+    """Workloads that are to come home, and whose replicas are all in the routes."""
+    wanted = {each.workload: each.wanted for each in plan.workloads}
+    return {
+        str(key)
+        for key, each in delegated.items()
+        if not each.wanted
+        and key in wanted
+        and sum(not is_abroad(endpoint) for endpoint in tables[str(key)].endpoints) >= wanted[key] > 0
+    }
 
 
 def _remember(memory: Memory, fleet: Fleet) -> tuple[Remembered, ...]:

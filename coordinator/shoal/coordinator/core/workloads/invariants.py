@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.workloads.model import Content, Memory, Stage, Wait
-from shoal.coordinator.core.workloads.routes import is_seen
+from shoal.coordinator.core.workloads.routes import is_abroad, is_gateway, is_seen
+from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Assignment, Observed, Phase, Version
 from shoal.types.codes import Code
 from shoal.types.device import DeviceKind
-from shoal.types.route import EndpointKind
+from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -111,6 +112,9 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
             if not route.endpoints and not route.pending_code:
                 yield Violation("I5", subject, "an empty route without a reason")
             for endpoint in route.endpoints:
+                if endpoint.kind is EndpointKind.GATEWAY:
+                    yield from _leads_out(snapshot, subject, name, route.workload, endpoint)
+                    continue
                 node, assignment = assigned.get(endpoint.assignment, ("", None))
                 if assignment is None or node != endpoint.node or assignment.workload != route.workload:
                     yield Violation("I4", subject, f"{endpoint.assignment} is not assigned to {endpoint.node}")
@@ -122,6 +126,21 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
                 # A node that is not seen judges its own replicas itself.
                 if endpoint.node != name or is_seen(snapshot.fleet.nodes.get(name)):
                     yield from _answers(snapshot, subject, endpoint.node, endpoint.assignment)
+
+
+def _leads_out(
+    snapshot: Snapshot, subject: str, node: str, workload: WorkloadKey, endpoint: Endpoint
+) -> Iterator[Violation]:
+    """Another region is behind this region's gateways, and a guest's requests stay inside."""
+    if workload.tenant == GUESTS:
+        yield Violation("I4", subject, f"a guest's requests leave for {endpoint.node}")
+    leads_out = is_gateway(snapshot.fleet.nodes.get(node))
+    if is_abroad(endpoint) != leads_out:
+        yield Violation("I4", subject, f"{endpoint.assignment} is routed to, not by this region's gateways alone")
+    if not is_abroad(endpoint):
+        state = snapshot.fleet.nodes.get(endpoint.node)
+        if state is None or (state.liveness in (Liveness.SUSPECT, Liveness.LOST) and not state.hidden):
+            yield Violation("I4", subject, f"the gateway {endpoint.node} is silent")
 
 
 def _answers(snapshot: Snapshot, subject: str, node: str, assignment: str) -> Iterator[Violation]:
@@ -175,6 +194,7 @@ def _not_blind(snapshot: Snapshot) -> Iterator[Violation]:
     wanted = {intent.key for intent in snapshot.intents}
     draining = dict[WorkloadKey, str]()
     standing = set[WorkloadKey]()
+    away = snapshot.memory.away
     for content in snapshot.desired.values():
         for assignment in content.assignments:
             mark = snapshot.memory.marks.get(assignment.id)
@@ -183,7 +203,7 @@ def _not_blind(snapshot: Snapshot) -> Iterator[Violation]:
             elif mark is not None and mark.stage is Stage.SERVING:
                 standing.add(assignment.workload)
     for key, name in draining.items():
-        if key in wanted and key not in standing:
+        if key in wanted and key not in standing and str(key) not in away:
             yield Violation("I10", str(key), f"{name} drains and no other replica has ever served")
 
 

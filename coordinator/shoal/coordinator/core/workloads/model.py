@@ -43,12 +43,16 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A workload's route before it is written for one node: endpoints as peers see them."""
+    """A workload's route before it is written for one node: endpoints as peers see them.
+
+    Those of another region's gateways are for this region's gateways; every other node goes through these: `through`.
+    """
 
     generation: int
     endpoints: tuple[Endpoint, ...]
     pending_code: str
     pending_reason: str
+    through: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,9 @@ class Memory:
     """What reconciling carries from step to step; persisted with the desired sets in one transaction.
 
     issued: assignments ever created, so that ids never repeat. marks: by assignment id. By `str(WorkloadKey)`: tables;
-    short (since when replicas could not be placed); without_ready (since when no replica was ready). Plain JSON: no key
-    is a tuple.
+    short (since when replicas could not be placed); without_ready (since when no replica was ready); away (since when
+    the region that shall run it is in its route); back (since when home, which shall run it again, has all its replicas
+    there). Plain JSON: no key is a tuple.
     """
 
     issued: int = 0
@@ -85,6 +90,8 @@ class Memory:
     measured: tuple[Remembered, ...] = ()
     short: Mapping[str, Elapsed] = field(default_factory=dict)
     without_ready: Mapping[str, Elapsed] = field(default_factory=dict)
+    away: Mapping[str, Elapsed] = field(default_factory=dict)
+    back: Mapping[str, Elapsed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,15 +43,17 @@ def reconcile(
     memory: Memory,
     now: Elapsed,
     wall: Wall,
+    elsewhere: frozenset[WorkloadKey] = frozenset(),
 ) -> Outcome:
-    """One step towards `plan`.
+    """One step towards `plan`. elsewhere: workloads that another region serves, as every front knows by now.
 
     A replica that the plan does not name any more serves on until the plan's own are all observed READY and have been
-    in the routes for a moment; then it drains, and goes when nothing is in flight or `DRAIN_S` passed. Without a full
-    plan nothing that runs is touched. A workload that is not in the plan was deleted: its replicas drain at once.
+    in the routes for a moment, or another region's are; then it drains, and goes when nothing is in flight or
+    `DRAIN_S` passed. Without a full plan nothing that runs is touched. A workload that is not in the plan was deleted:
+    its replicas drain at once.
     """
     plans = {each.workload: each for each in plan.workloads}
-    step = _Step(plans, fleet, profiles, broken, memory, now, wall)
+    step = _Step(plans, fleet, profiles, broken, memory, now, wall, elsewhere)
     after = {node: step.node(node, assignments) for node, assignments in desired.items()}
     for each in plan.workloads:
         for target in each.targets:
@@ -70,7 +72,7 @@ class _Step:
 
     def __init__(
         self, plans: Mapping[WorkloadKey, WorkloadPlan], fleet: Fleet, profiles: Mapping[str, ModelProfile],
-        broken: Mapping[str, Refusal], memory: Memory, now: Elapsed, wall: Wall,
+        broken: Mapping[str, Refusal], memory: Memory, now: Elapsed, wall: Wall, elsewhere: frozenset[WorkloadKey],
     ) -> None:  # fmt: skip
         self.plans = plans
         self.fleet = fleet
@@ -78,6 +80,7 @@ class _Step:
         self.broken = broken
         self.now = now
         self.wall = wall
+        self.elsewhere = elsewhere
         self.issued = memory.issued
         self.marks = dict(memory.marks)
         self.settle_s = SETTLE_BEATS * fleet.timing.heartbeat_s
@@ -186,7 +189,7 @@ class _Step:
         given_up = self.broken.get(assignment.id)
         if idle and not silent and given_up is not None and given_up.code is Code.POISONED:
             return None  # it runs nowhere any more, and would only crash again when its node starts anew
-        full = plan.placed >= plan.wanted > 0
+        full = plan.placed >= plan.wanted > 0 or plan.workload in self.elsewhere
         if self.served[assignment.workload] and (full or assignment.id in plan.evicted):
             if lost:
                 return None

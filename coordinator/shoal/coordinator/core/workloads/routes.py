@@ -1,24 +1,32 @@
 """Where every front may send requests. A table changes only when something in it does."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Plan
-from shoal.coordinator.core.workloads.model import Table
+from shoal.coordinator.core.workloads.model import Delegated, Table
+from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code
+from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.workload import WorkloadKey
 
 
 def tables(
-    plan: Plan, desired: Mapping[str, tuple[Assignment, ...]], fleet: Fleet, before: Mapping[str, Table]
+    plan: Plan,
+    desired: Mapping[str, tuple[Assignment, ...]],
+    fleet: Fleet,
+    before: Mapping[str, Table],
+    delegated: Mapping[WorkloadKey, Delegated],
 ) -> Mapping[str, Table]:
     """One table for each workload of the plan, by `str(key)`: replicas observed READY, not draining, on ready nodes.
 
     A node that has not reported in full since this coordinator (or its session) began is believed as it was last
     routed: a coordinator's restart changes no route. So is one whose carrier the coordinator has lost, however long:
-    those who send requests to it can see whether it answers.
+    those who send requests to it can see whether it answers. The gateways of the region to which a workload is
+    `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     for node in sorted(desired):
@@ -33,15 +41,16 @@ def tables(
     after = dict[str, Table]()
     for each in plan.workloads:
         name = str(each.workload)
-        found = tuple(sorted(endpoints.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
+        old = before.get(name)
+        home = tuple(sorted(endpoints.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
+        away = delegated.get(each.workload)
+        found = (*home, *_abroad(away)) if away is not None else home
+        through = _through(away.agreement, fleet, old) if away is not None else ()
         code, reason = (
             ("", "") if found else _pending(each.workload, each.refusal.code if each.refusal else None, desired)
         )
-        old = before.get(name)
-        if old is not None and (old.endpoints, old.pending_code, old.pending_reason) == (found, code, reason):
-            after[name] = old
-        else:
-            after[name] = Table(old.generation + 1 if old is not None else 1, found, code, reason)
+        table = Table(old.generation if old is not None else 1, found, code, reason, through)
+        after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
     return after
 
 
@@ -56,10 +65,32 @@ def routes(
     own = [each for each in held if not is_seen(state) and not each.draining]
     return tuple(
         _as_taken(
-            node, tables[str(each.workload)], each.workload, [one for one in own if one.workload == each.workload]
+            node,
+            is_gateway(state),
+            tables[str(each.workload)],
+            each.workload,
+            [one for one in own if one.workload == each.workload],
         )
         for each in sorted(plan.workloads, key=lambda each: each.workload)
     )
+
+
+def gateways(fleet: Fleet) -> tuple[GatewayRef, ...]:
+    """Of this region, by name, but for those that are lost or revoked: whom another region may meet."""
+    return tuple(
+        GatewayRef(state.name, state.node.grpc_address)
+        for _, state in sorted(fleet.nodes.items())
+        if is_gateway(state) and not state.revoked and (state.liveness is not Liveness.LOST or state.hidden)
+    )
+
+
+def is_gateway(state: NodeState | None) -> bool:
+    return state is not None and state.node.role is Role.GATEWAY
+
+
+def is_abroad(endpoint: Endpoint) -> bool:
+    """Whether it is another region's."""
+    return bool(endpoint.region)
 
 
 def is_seen(state: NodeState | None) -> bool:
@@ -67,27 +98,63 @@ def is_seen(state: NodeState | None) -> bool:
     return state is not None and state.liveness is Liveness.READY and state.reported
 
 
-def _as_taken(node: str, table: Table, key: WorkloadKey, own: Sequence[Assignment]) -> Route:
+def _as_taken(node: str, leads_out: bool, table: Table, key: WorkloadKey, own: Sequence[Assignment]) -> Route:
     listed = {endpoint.assignment for endpoint in table.endpoints}
+    home = tuple(endpoint for endpoint in table.endpoints if not is_abroad(endpoint))
     endpoints = (
-        *(_local(endpoint) if endpoint.node == node else endpoint for endpoint in table.endpoints),
+        *(_local(endpoint) if endpoint.node == node else endpoint for endpoint in home),
+        *(table.endpoints[len(home) :] if leads_out else table.through),
         *(
             Endpoint(each.id, node, EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
             for each in own
             if each.id not in listed
         ),
     )
+    if not endpoints and table.endpoints:
+        return Route(key, table.generation, (), Code.MODEL_NOT_READY, "another region has it, and no gateway is ready")
     return Route(key, table.generation, endpoints, table.pending_code, table.pending_reason)
 
 
+def _abroad(away: Delegated) -> tuple[Endpoint, ...]:
+    return tuple(
+        Endpoint(
+            assignment=f"{away.agreement}/{gateway.name}",
+            node=gateway.name,
+            kind=EndpointKind.GATEWAY,
+            address=gateway.address,
+            weight=1.0,
+            state=EndpointState.READY,
+            region=away.region,
+            agreement=away.agreement,
+        )
+        for gateway in sorted(away.gateways, key=lambda gateway: gateway.name)
+    )
+
+
+def _through(agreement: str, fleet: Fleet, known: Table | None) -> tuple[Endpoint, ...]:
+    """This region's gateways, one replica each for every workload that they lead to."""
+    listed = {endpoint.node for endpoint in known.through} if known is not None else set()
+    return tuple(
+        Endpoint(f"{agreement}/{name}", name, EndpointKind.GATEWAY, state.node.grpc_address, 1.0, EndpointState.READY)
+        for name, state in sorted(fleet.nodes.items())
+        if is_gateway(state) and _answers(state, listed=name in listed)
+    )
+
+
 def _serves(state: NodeState, assignment: Assignment, known: Table | None) -> bool:
-    silent = state.liveness in (Liveness.SUSPECT, Liveness.LOST)
-    if assignment.draining or state.revoked or (silent and not state.hidden):
+    listed = known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
+    if assignment.draining or not _answers(state, listed=listed):
         return False
-    if silent or state.liveness is Liveness.NEVER_SEEN or not state.reported:
-        return known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
     observed = state.observed.get(assignment.id)
-    return state.front_ready and observed is not None and observed.phase is Phase.READY
+    return not is_seen(state) or (observed is not None and observed.phase is Phase.READY)
+
+
+def _answers(state: NodeState, *, listed: bool) -> bool:
+    """listed: it was routed to before, which counts for a node that cannot be judged now."""
+    silent = state.liveness in (Liveness.SUSPECT, Liveness.LOST)
+    if state.revoked or (silent and not state.hidden):
+        return False
+    return state.front_ready if is_seen(state) else listed
 
 
 def _pending(key: WorkloadKey, refused: Code | None, desired: Mapping[str, tuple[Assignment, ...]]) -> tuple[str, str]:

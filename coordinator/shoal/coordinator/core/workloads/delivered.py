@@ -1,0 +1,43 @@
+"""What an agreement brought so far, from what this region's gateways and devices counted."""
+
+from collections.abc import Iterable
+
+from shoal.coordinator.core.fleet.state import Fleet
+from shoal.types.agreement import GUESTS, ServiceReport
+from shoal.types.assignment import Crossing, Served
+from shoal.types.device import EnergySource
+from shoal.types.units import Joules, Seconds
+from shoal.types.workload import WorkloadKey
+
+
+def delivered(fleet: Fleet, agreement: str) -> ServiceReport:
+    """Of either side: requests as its gateways counted them since this coordinator began to hear them, and where the
+    replicas are here (tenant `guests`) the energy that so many cost. cost_usd 0: what a price makes of it is the
+    caller's business. latency_p95_s: of the gateway that saw the longest.
+    """
+    crossings, requests, errors = list[Crossing](), 0, 0
+    for state in fleet.nodes.values():
+        if (crossing := state.crossings.get(agreement)) is not None:
+            before = state.crossed.get(agreement, (0, 0))
+            crossings.append(crossing)
+            requests += crossing.requests + before[0]
+            errors += crossing.errors + before[1]
+    served = tuple(_served(fleet, WorkloadKey(GUESTS, agreement)))
+    counted = sum(each.requests for each in served)
+    sources = {each.energy_source for each in served}
+    each_j = sum(each.joules for each in served) / counted if counted else 0.0
+    return ServiceReport(
+        requests=requests,
+        errors=errors,
+        latency_p95_s=Seconds(max((each.latency_p95_s for each in crossings), default=0.0)),
+        joules=Joules(each_j * (requests - errors)),
+        energy_source=sources.pop() if len(sources) == 1 else EnergySource.ESTIMATED,
+        cost_usd=0.0,
+    )
+
+
+def _served(fleet: Fleet, key: WorkloadKey) -> Iterable[Served]:
+    for _, state in sorted(fleet.nodes.items()):
+        for observed in state.observed.values():
+            if observed.workload == key:
+                yield from (each for each in observed.served if each.joules >= 0)
