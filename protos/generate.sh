@@ -5,4 +5,4 @@ cd "$(dirname "$0")"
 PYTHON=${PYTHON:-python3}
 PATH="$(dirname "$(command -v "$PYTHON")"):$PATH"
 "$PYTHON" -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
-  shoal/v1/*.proto shoal/inference/*.proto
+  shoal/v1/*.proto shoal/inference/*.proto shoal/etcd/*.proto

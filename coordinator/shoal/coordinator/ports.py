@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from cryptography.x509 import Certificate
@@ -99,6 +100,63 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """directory: of this coordinator alone. scope: whose truth it is (`region/eu`); the rest for stores on servers.
+
+    prefix: before the scope, where the server is shared. ca, certificate, key: PEM files."""
+
+    directory: Path
+    scope: str
+    prefix: str = "shoal"
+    endpoints: tuple[str, ...] = ()
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+class Election(Protocol):
+    """Who of several coordinators leads. Excludes nobody by itself: the leader's writes are fenced by its term.
+
+    shared: whether there can be others, so that each that is elected begins a new term.
+    """
+
+    @property
+    def shared(self) -> bool: ...
+    async def win(self) -> None:
+        """Returns when this one is elected. Again after a loss: stands again."""
+        ...
+
+    async def lost(self) -> None:
+        """Returns when this one leads no more, or must read its state again before it does."""
+        ...
+
+    async def leader(self) -> bytes | None:
+        """What the one that leads said of itself; None while nobody does. Raises ShoalError(STORE_UNAVAILABLE)."""
+        ...
+
+    async def resign(self) -> None:
+        """So that another one need not wait."""
+        ...
+
+
+class OpenStore(Store, Protocol):
+    """What an entry point of `shoal.stores` opens, by `configured(StoreOptions)`: a store, its copies, its election."""
+
+    @property
+    def recovery(self) -> Refusal | None:
+        """Why what is there is older than what was acknowledged; opens a new history."""
+        ...
+
+    async def backup(self) -> Path | None:
+        """A verified copy; None where the server keeps its own. Raises ShoalError."""
+        ...
+
+    def election(self, candidate: bytes) -> Election:
+        """candidate: what others are told of this coordinator when it leads."""
+        ...
 
 
 class AgentLinks(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal.coordinator.ports import StoreOptions
 from shoal.types.codes import Code, refuse
 from shoal.wire import logs
 from shoal.wire.identity import check_name
@@ -47,6 +48,7 @@ class Config:
     models: Address
     advertise: str
     store: str
+    store_options: StoreOptions
     backup_every_s: float
     node_lifetime_s: float
     seed: int
@@ -55,10 +57,10 @@ class Config:
 
 def config_of(options: argparse.Namespace) -> Config:
     """Raises ShoalError(NAME_INVALID | FIELD_INVALID)."""
-    link = address_of(options.link)
+    link, region, data_dir = address_of(options.link), check_name(options.region, "region"), Path(options.data_dir)
     return Config(
-        region=check_name(options.region, "region"),
-        data_dir=Path(options.data_dir),
+        region=region,
+        data_dir=data_dir,
         link=link,
         enrol=address_of(options.enrol),
         metrics=address_of(options.metrics),
@@ -67,6 +69,13 @@ def config_of(options: argparse.Namespace) -> Config:
         models=address_of(options.models),
         advertise=options.advertise or ("127.0.0.1" if link.is_any else link.host),
         store=options.store,
+        store_options=StoreOptions(
+            data_dir / "store",
+            f"{options.role}/{region}",
+            options.etcd_prefix.strip("/"),
+            tuple(str(address_of(each)) for each in options.etcd_endpoints.split(",") if each),
+            *(Path(file) if file else None for file in (options.etcd_ca, options.etcd_cert, options.etcd_key)),
+        ),
         backup_every_s=options.backup_every,
         node_lifetime_s=options.node_lifetime,
         seed=options.seed,
@@ -146,7 +155,18 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--models", default=default("MODELS", "127.0.0.1:7446"), help="models for agents that come by --mqtt, HTTPS"
     )
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
-    run.add_argument("--store", default=default("STORE", "sqlite"))
+    run.add_argument(
+        "--store", default=default("STORE", "sqlite"), help="sqlite: in --data-dir; etcd: v3, for several coordinators"
+    )
+    run.add_argument(
+        "--etcd-endpoints", default=default("ETCD_ENDPOINTS", ""), metavar="HOST:PORT,..", help="its members, over TLS"
+    )
+    pem = {"ca": "the CA of their certificates", "cert": "this coordinator's certificate", "key": "and its key"}
+    for name, what in pem.items():
+        run.add_argument(f"--etcd-{name}", default=default(f"ETCD_{name.upper()}", ""), metavar="FILE", help=what)
+    run.add_argument(
+        "--etcd-prefix", default=default("ETCD_PREFIX", "shoal"), help="before every key, where etcd is shared"
+    )
     run.add_argument(
         "--backup-every",
         type=_seconds,

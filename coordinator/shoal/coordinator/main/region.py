@@ -43,11 +43,11 @@ from shoal.coordinator.main.serving import (
     back_up,
     dialled,
     listen,
+    open_store,
     private,
     refresh,
     serve_metrics,
     serve_models,
-    store_named,
 )
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
@@ -98,7 +98,7 @@ async def run(config: Config) -> None:
         loop.add_signal_handler(number, stopping.set)
     clock, ids, meter = SystemClock(), SystemIds(), PrometheusMeter()
     private(config.data_dir)
-    store = await store_named(config.store).open(config.data_dir / "store")
+    store = await open_store(config)
     try:
         if store.recovery is not None:
             log.critical("store restored from a copy", refusal=str(store.recovery))

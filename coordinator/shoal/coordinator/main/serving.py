@@ -10,7 +10,8 @@ import grpc
 import structlog
 
 from shoal.coordinator.api.models import ModelServer
-from shoal.coordinator.main.options import Address
+from shoal.coordinator.main.options import Address, Config
+from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.scrape import Guard
@@ -29,11 +30,13 @@ async def refresh(due: Callable[[], None]) -> None:
         due()
 
 
-async def back_up(store: Any, every_s: float) -> None:
+async def back_up(store: OpenStore, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         try:
-            log.debug("store copied", copy=(await store.backup()).name)
+            copy = await store.backup()
+            if copy is not None:
+                log.debug("store copied", copy=copy.name)
         except ShoalError as error:
             log.error("store not copied", refusal=str(error))
 
@@ -79,11 +82,15 @@ def private(folder: Path) -> None:
         ) from cause
 
 
-def store_named(name: str) -> Any:
+async def open_store(config: Config) -> OpenStore:
+    """Raises ShoalError."""
     found = {entry.name: entry for entry in entry_points(group="shoal.stores")}
-    if name not in found:
-        raise refuse(Code.FIELD_INVALID, f"store {name!r}", f"one of {', '.join(sorted(found))}", "install its package")
-    return found[name].load()
+    if config.store not in found:
+        raise refuse(
+            Code.FIELD_INVALID, f"store {config.store!r}", f"one of {', '.join(sorted(found))}", "install its package"
+        )
+    opened: OpenStore = await found[config.store].load().configured(config.store_options)
+    return opened
 
 
 def dialled(*addresses: Address) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, Transaction
+from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, StoreOptions, Transaction
+from shoal.coordinator.store.alone import Alone
 from shoal.coordinator.store.sqlite_file import (
     DAMAGED,
     Head,
@@ -59,6 +60,10 @@ class SqliteStore:
         self._changes_kept = changes_kept
         self._committed = asyncio.Event()
         self._closed = False
+
+    @classmethod
+    async def configured(cls, options: StoreOptions) -> "SqliteStore":
+        return await cls.open(options.directory)
 
     @classmethod
     async def open(
@@ -116,6 +121,9 @@ class SqliteStore:
                 yield change
             if not changes:
                 await signal.wait()
+
+    def election(self, candidate: bytes) -> Alone:
+        return Alone(candidate)
 
     async def backup(self) -> Path:
         """A verified copy under `backups/`; the oldest beyond the last three go. Raises ShoalError."""

@@ -1,0 +1,145 @@
+"""Who leads, as a key of etcd that lives as long as its holder's lease.
+
+The key says who should act, not who may: a holder that was paused beyond its lease does not know it yet. What it then
+writes is refused by the term in the region's record, which the next one has raised.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from shoal.coordinator.store.etcd.members import NEEDS_LEADER, TRY_S, Member, Members
+from shoal.etcd import etcd_pb2
+from shoal.types.codes import ShoalError
+
+LEASE_S: Final = 3
+"""A leader that died is followed within this, the half second after which etcd looks for leases, and a start's time."""
+RENEW_S: Final = 0.75
+LOOK_S: Final = 0.5
+
+
+class EtcdElection:
+    """ports.Election. key: the election's. client: this coordinator's name, the same after a restart."""
+
+    shared = True
+
+    def __init__(self, members: Members, key: str, client: str, candidate: bytes) -> None:
+        self._members = members
+        self._key = key.encode()
+        self._value = client.encode() + b"\n" + candidate
+        self._mine = client.encode() + b"\n"
+        self._lease = 0
+
+    async def win(self) -> None:
+        while True:
+            with contextlib.suppress(ShoalError):  # etcd does not answer: nobody is elected for now
+                if await self._stand():
+                    return
+            await asyncio.sleep(LOOK_S)
+
+    async def lost(self) -> None:
+        """While etcd does not answer nobody can be elected, so whoever leads stays: it cannot write either."""
+        outdated = asyncio.ensure_future(self._members.outdated.wait())
+        try:
+            while True:
+                await asyncio.wait({outdated}, timeout=RENEW_S)
+                if outdated.done():
+                    return
+                with contextlib.suppress(ShoalError):
+                    if not await self._renew():
+                        return
+        finally:
+            outdated.cancel()
+
+    async def leader(self) -> bytes | None:
+        held = await self._held()
+        return None if held is None else held.value.partition(b"\n")[2]
+
+    async def resign(self) -> None:
+        if self._lease:
+            with contextlib.suppress(ShoalError, grpc.aio.AioRpcError):
+                request = etcd_pb2.LeaseRevokeRequest(ID=self._lease)
+                await self._members.call(
+                    lambda member, limit_s: member.lease.LeaseRevoke(request, timeout=limit_s),
+                    patience_s=TRY_S,
+                    exact=False,
+                )
+            self._lease = 0
+
+    async def _stand(self) -> bool:
+        held = await self._held()
+        if held is not None and not held.value.startswith(self._mine):
+            return False
+        if held is not None:  # of an earlier life of this coordinator, which has the directory to itself now
+            await self._transact(held.mod_revision, _delete(self._key))
+        lease = secrets.randbelow(2**62) + 1
+        grant = etcd_pb2.LeaseGrantRequest(TTL=LEASE_S, ID=lease)
+        try:
+            await self._members.call(
+                lambda member, limit_s: member.lease.LeaseGrant(grant, timeout=limit_s, metadata=NEEDS_LEADER),
+                exact=False,
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # granted, by a try that got no answer
+                raise
+        self._lease = lease
+        put = etcd_pb2.PutRequest(key=self._key, value=self._value, lease=lease)
+        try:
+            await self._transact(0, etcd_pb2.RequestOp(request_put=put))
+        except grpc.aio.AioRpcError:  # the lease is over already: this machine stood still
+            return False
+        held = await self._held()  # whatever became of the tries, this is how it came out
+        if held is not None and held.lease == lease:
+            return True
+        await self.resign()
+        return False
+
+    async def _renew(self) -> bool:
+        """False: the lease is over, or the key somebody else's. Raises ShoalError."""
+        try:
+            answer = await self._members.call(self._keep_alive, patience_s=TRY_S, exact=False)
+        except grpc.aio.AioRpcError:
+            return False
+        return answer.TTL > 0
+
+    async def _keep_alive(self, member: Member, limit_s: float) -> etcd_pb2.LeaseKeepAliveResponse:
+        call = member.lease.LeaseKeepAlive(_once(self._lease), timeout=limit_s, metadata=NEEDS_LEADER)
+        async for answer in call:
+            return answer
+        nothing, said = grpc.aio.Metadata(), "it ended the stream"
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, said, None)
+
+    async def _held(self) -> etcd_pb2.KeyValue | None:
+        found = await self._members.call(
+            lambda member, limit_s: member.kv.Range(
+                etcd_pb2.RangeRequest(key=self._key), timeout=limit_s, metadata=NEEDS_LEADER
+            )
+        )
+        return found.kvs[0] if found.kvs else None
+
+    async def _transact(self, revision: int, operation: etcd_pb2.RequestOp) -> None:
+        request = etcd_pb2.TxnRequest(
+            compare=[
+                etcd_pb2.Compare(
+                    result=etcd_pb2.Compare.EQUAL,
+                    target=etcd_pb2.Compare.MOD,
+                    key=self._key,
+                    mod_revision=revision,
+                )
+            ],
+            success=[operation],
+        )
+        await self._members.call(lambda member, limit_s: member.kv.Txn(request, timeout=limit_s, metadata=NEEDS_LEADER))
+
+
+def _delete(key: bytes) -> etcd_pb2.RequestOp:
+    return etcd_pb2.RequestOp(request_delete_range=etcd_pb2.DeleteRangeRequest(key=key))
+
+
+async def _once(lease: int) -> AsyncIterator[etcd_pb2.LeaseKeepAliveRequest]:
+    yield etcd_pb2.LeaseKeepAliveRequest(ID=lease)

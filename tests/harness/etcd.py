@@ -1,0 +1,208 @@
+"""Debian's etcd on loopback, one member or three, with TLS and client certificates; how a test hurts it."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from harness.pki import Authority, Files
+from harness.ports import free_ports
+from harness.wait import wait_until
+from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.ports import StoreOptions
+from shoal.coordinator.store.etcd.store import EtcdStore
+from shoal.etcd import etcd_pb2, etcd_pb2_grpc
+from shoal.types.device import Role
+
+LISTENS_WITHIN_S = 30.0
+T = TypeVar("T")
+
+
+def installed() -> str:
+    """Its path. A missing backend is a failure, never a skip."""
+    found = shutil.which("etcd")
+    assert found is not None, "etcd is missing: `make packages` installs Debian's etcd-server"
+    return found
+
+
+@dataclass
+class Member:
+    """One etcd process; its ports and its data stay the same over restarts."""
+
+    name: str
+    folder: Path
+    client_port: int
+    peer_port: int
+    command: Sequence[str] = ()
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.client_port}"
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return (self.folder.parent / f"{self.name}.log").read_text()
+
+    def start(self) -> None:
+        """Returns at once: a member listens when a majority is there."""
+        assert not self.runs, "it runs"
+        with (self.folder.parent / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        """SIGKILL; it is gone when this returns."""
+        self.end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(number)
+        self.process.wait(timeout=20)
+
+
+class Etcd:
+    """A cluster. quota_bytes: of each member's database, 0 for etcd's own."""
+
+    def __init__(self, folder: Path, *, members: int = 1, quota_bytes: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._pki = Authority(folder / "pki", "etcd", SystemClock().wall())
+        self._server = self._pki.issue(Role.BROKER, "etcd", valid_s=86400.0 - 3600.0)
+        self.files: Files = self._pki.issue(Role.COORDINATOR, "coordinator", valid_s=86400.0 - 3600.0)
+        ports = free_ports(2 * members)
+        self.members = [
+            Member(f"m{number}", folder / f"m{number}", ports[2 * number], ports[2 * number + 1])
+            for number in range(members)
+        ]
+        cluster = ",".join(f"{each.name}=https://127.0.0.1:{each.peer_port}" for each in self.members)
+        for each in self.members:
+            each.command = self._command(each, cluster, quota_bytes)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(each.endpoint for each in self.members)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of `shoal-coordinator run`."""
+        return (
+            "--store", "etcd", "--etcd-endpoints", ",".join(self.endpoints), "--etcd-ca", str(self.files.authority),
+            "--etcd-cert", str(self.files.certificate), "--etcd-key", str(self.files.key),
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Returns when every member answers."""
+        for each in self.members:
+            each.start()
+        wait_until(lambda: all(self.status(each).leader for each in self.members), LISTENS_WITHIN_S, "etcd answers")
+
+    def stop(self) -> None:
+        for each in self.members:
+            each.end(signal.SIGKILL)
+
+    def wipe(self) -> None:
+        """While it does not run: it has never held anything."""
+        for each in self.members:
+            assert not each.runs, "it runs"
+            shutil.rmtree(each.folder)
+
+    def options(self, directory: Path, scope: str = "") -> StoreOptions:
+        """scope: of this directory alone when left out."""
+        return StoreOptions(
+            directory,
+            scope or hashlib.sha256(str(directory).encode()).hexdigest()[:16],
+            endpoints=self.endpoints,
+            ca=self.files.authority,
+            certificate=self.files.certificate,
+            key=self.files.key,
+        )
+
+    async def open(self, directory: Path, scope: str = "") -> EtcdStore:
+        return await EtcdStore.configured(self.options(directory, scope))
+
+    def status(self, member: Member) -> etcd_pb2.StatusResponse:
+        return self._maintain(member, lambda stub: stub.Status(etcd_pb2.StatusRequest(), timeout=2.0))
+
+    def leader(self) -> Member:
+        """The member that leads the cluster. Fails when none does."""
+        for each in self.members:
+            if each.runs and (status := self.status(each)).leader == status.header.member_id:
+                return each
+        raise AssertionError("no member leads")
+
+    def compact(self, keep: int = 0) -> None:
+        """Changes older than the newest `keep` revisions are forgotten."""
+        member = next(each for each in self.members if each.runs)
+        request = etcd_pb2.CompactionRequest(revision=self.status(member).header.revision - keep, physical=True)
+        with self._channel(member) as channel:
+            etcd_pb2_grpc.KVStub(channel).Compact(request, timeout=10.0)
+
+    def make_room(self) -> None:
+        """What the remedy of STORE_FULL says: compact, defragment, disarm."""
+        self.compact()
+        for each in self.members:
+            self._maintain(each, lambda stub: stub.Defragment(etcd_pb2.DefragmentRequest(), timeout=10.0))
+        alarm = etcd_pb2.AlarmRequest(action=etcd_pb2.AlarmRequest.DEACTIVATE, alarm=etcd_pb2.NOSPACE)
+        self._maintain(self.members[0], lambda stub: stub.Alarm(alarm, timeout=5.0))
+
+    @cached_property
+    def _credentials(self) -> grpc.ChannelCredentials:
+        certificate, key, ca = self.files.read()
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def _channel(self, member: Member) -> grpc.Channel:
+        return grpc.secure_channel(member.endpoint, self._credentials)
+
+    def _maintain(self, member: Member, ask: Callable[[etcd_pb2_grpc.MaintenanceStub], T]) -> T:
+        with self._channel(member) as channel:
+            return ask(etcd_pb2_grpc.MaintenanceStub(channel))
+
+    def _command(self, member: Member, cluster: str, quota_bytes: int) -> list[str]:
+        client, peer = f"https://{member.endpoint}", f"https://127.0.0.1:{member.peer_port}"
+        certificate, key, ca = (str(each) for each in (self._server.certificate, self._server.key, self._server.ca))
+        return [
+            installed(), "--name", member.name, "--data-dir", str(member.folder), "--logger", "zap",
+            "--listen-client-urls", client, "--advertise-client-urls", client,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--initial-cluster", cluster, "--initial-cluster-token", self.folder.name,
+            "--client-cert-auth", "--trusted-ca-file", ca, "--cert-file", certificate, "--key-file", key,
+            "--peer-client-cert-auth", "--peer-trusted-ca-file", ca,
+            "--peer-cert-file", certificate, "--peer-key-file", key,
+            "--max-txn-ops", "10240", "--max-request-bytes", "10485760",
+            *(("--quota-backend-bytes", str(quota_bytes)) if quota_bytes else ()),
+        ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def etcd(folder: Path, *, members: int = 1, quota_bytes: int = 0) -> Iterator[Etcd]:
+    """One that answers; ended on leaving."""
+    found = Etcd(folder, members=members, quota_bytes=quota_bytes)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
