@@ -50,18 +50,13 @@ class Listener:
     sessions: dict[str, "_Session"] = field(default_factory=dict)
 
 
-class Network:
-    """Every path of the region."""
+class Paths:
+    """Both directions between any two machines."""
 
-    def __init__(self, world: World, *, datagrams: bool = False) -> None:
+    def __init__(self, world: World, name: str = "network") -> None:
         self.world = world
-        self.datagrams = datagrams
-        self.listener: Listener | None = None
-        self.chance = world.chance.stream("network")
+        self.chance = world.chance.stream(name)
         self._paths: dict[tuple[str, str], Conditions] = {}
-        self.machines: dict[str, Machine] = {}
-        self._sessions: list[_Session] = []
-        self.on_healed: list[Callable[[], None]] = []
 
     def path(self, source: str, target: str) -> Conditions:
         """The conditions of one direction; change them to change the weather."""
@@ -72,6 +67,29 @@ class Network:
 
     def open_both_ways(self, one: str, other: str) -> bool:
         return one == other or not (self.path(one, other).cut or self.path(other, one).cut)
+
+    def transit(self, source: str, target: str) -> float | None:
+        """Seconds that one message takes now; None: it is lost."""
+        path = self.path(source, target)
+        if path.cut or self.chance.happens(path.loss):
+            return None
+        return self.delay(path)
+
+    def delay(self, path: Conditions) -> float:
+        stretch = 10.0 if self.chance.happens(path.late) else 1.0
+        return 0.0002 + stretch * self.chance.delay(path.delay_s)
+
+
+class Network(Paths):
+    """Every path of the region."""
+
+    def __init__(self, world: World, *, datagrams: bool = False) -> None:
+        super().__init__(world)
+        self.datagrams = datagrams
+        self.listener: Listener | None = None
+        self.machines: dict[str, Machine] = {}
+        self._sessions: list[_Session] = []
+        self.on_healed: list[Callable[[], None]] = []
 
     def listen(self, process: Process, events: LinkEvents) -> None:
         """The coordinator's end is up: `events` hears of every session."""
@@ -85,17 +103,6 @@ class Network:
             session.down.retransmit()
         for again in self.on_healed:
             again()
-
-    def transit(self, source: str, target: str) -> float | None:
-        """Seconds that one message takes now; None: it is lost."""
-        path = self.path(source, target)
-        if path.cut or self.chance.happens(path.loss):
-            return None
-        return self.delay(path)
-
-    def delay(self, path: Conditions) -> float:
-        stretch = 10.0 if self.chance.happens(path.late) else 1.0
-        return 0.0002 + stretch * self.chance.delay(path.delay_s)
 
     async def connect(self, process: Process, place: str, node: str, hello: Hello) -> "Session":
         """One session for `node` from the machine at `place`. Raises ShoalError(COORDINATOR_UNREACHABLE) or what the

@@ -70,8 +70,9 @@ class Store:
         writing = asyncio.ensure_future(self._commit(transaction))
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         revision = await asyncio.shield(writing)
+        await self._process.awake()
         self._process.gate("committed")
-        self._world.record("store.acked", revision=revision)
+        self._world.record("store.acked", store=self._disk.name, revision=revision)
         return revision
 
     async def _commit(self, transaction: Transaction) -> int:
@@ -84,6 +85,7 @@ class Store:
             puts = dict(transaction.puts)
             self._world.record(
                 "store.commit",
+                store=self._disk.name,
                 revision=revision,
                 puts=tuple((key, short(value)) for key, value in sorted(puts.items())),
                 deletes=tuple(transaction.deletes),
@@ -116,6 +118,7 @@ class Store:
         await self._disk.flush(self._process, _LOG)
 
     async def _step(self, where: str) -> None:
+        await self._process.awake()
         self._process.gate(where)
         if self.unavailable:
             await asyncio.sleep(0.01)
@@ -146,6 +149,7 @@ class Store:
             self._disk.truncate(self._process, _LOG, offset)
         self._world.record(
             "store.recovered",
+            store=self._disk.name,
             revision=self._revision,
             contents=tuple((key, short(record.value)) for key, record in sorted(self._records.items())),
         )

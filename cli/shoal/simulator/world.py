@@ -65,6 +65,7 @@ class Process:
         self.alive = True
         self.fuse = 0
         """Port steps left to live; 0: no such plan."""
+        self._awake: asyncio.Event | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._prune_at = 64
         self._on_death: list[Callable[[], None]] = []
@@ -102,6 +103,21 @@ class Process:
                 self.world.record("fault.killed", process=self.name, where=where)
                 self.die()
         self.check()
+
+    def stop(self) -> None:
+        """SIGSTOP: what waits for a port goes on waiting until `go_on`."""
+        if self._awake is None:
+            self._awake = asyncio.Event()
+
+    def go_on(self) -> None:
+        awake, self._awake = self._awake, None
+        if awake is not None:
+            awake.set()
+
+    async def awake(self) -> None:
+        """Returns at once unless the process is stopped."""
+        while self._awake is not None:
+            await self._awake.wait()
 
     def die(self) -> None:
         """SIGKILL: no task runs again but to unwind, and no port answers."""
@@ -190,3 +206,7 @@ class Clock:
     def step(self, seconds: float) -> None:
         """The wall clock jumps."""
         self.skew += seconds
+
+    def reboot(self, booted_at: float) -> None:
+        """The machine starts anew: its elapsed time begins again, `booted_at` by now."""
+        self._booted_at = booted_at - self._world.loop.time()

@@ -35,11 +35,11 @@ def sent(generation: int, content: str) -> tuple[str, dict[str, Any]]:
 
 
 def commit(revision: int, **puts: str) -> tuple[str, dict[str, Any]]:
-    return "store.commit", {"revision": revision, "puts": tuple(puts.items()), "deletes": ()}
+    return "store.commit", {"store": "s", "revision": revision, "puts": tuple(puts.items()), "deletes": ()}
 
 
 def recovered(revision: int, **contents: str) -> tuple[str, dict[str, Any]]:
-    return "store.recovered", {"revision": revision, "contents": tuple(contents.items())}
+    return "store.recovered", {"store": "s", "revision": revision, "contents": tuple(contents.items())}
 
 
 def configured(*workers: str) -> tuple[str, dict[str, Any]]:
@@ -55,7 +55,7 @@ WANTED = ("operator.wanted", {"workloads": ("shop/text",)})
 STOPPED = ("worker.stop", {**REPLICA, "ready": True, "in_flight": 0})
 AUDIT = ((1, "one", "", "x"), (2, "two", "x", "y"))
 OPENED = [saved("a", 1, "r1"), saved("b", 1, "r2"), WANTED, *READY]
-ACKED = ("store.acked", {"revision": 1})
+ACKED = ("store.acked", {"store": "s", "revision": 1})
 
 SOUND = {
     "an unacknowledged write may be lost": story(commit(1, k="v"), ACKED, commit(2, k="w"), recovered(1, k="v")),
