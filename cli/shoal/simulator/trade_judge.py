@@ -21,6 +21,8 @@ ALLOWANCE_S: Final = 5.0
 """What the delegate adds to a lease."""
 LONGEST_S: Final = 60.0
 """A hold or lease whose length nobody was told, for its answer never left."""
+CONFIRM_S: Final = 2.0
+"""So long after its start an origin relies on what it finds: by then the delegate has said that it still stands."""
 LAST: Final = frozenset({"released", "expired", "breached", "ended"})
 """Entries of a ledger that end an agreement."""
 
@@ -79,7 +81,7 @@ class OneAward:
         self._workloads: dict[str, str] = {}
         self._bids: dict[str, str] = {}
         self._calls: dict[int, tuple[str, str]] = {}
-        self._lease_s: dict[str, float] = defaultdict(lambda: LONGEST_S)
+        self._asked: dict[int, float] = {}
 
     def take(self, event: Happened) -> str | None:
         facts = event.facts
@@ -90,11 +92,11 @@ class OneAward:
                 self._calls[facts["call"]] = ("Release", facts["bid"])
             case "said", "Renewal":
                 self._calls[facts["call"]] = ("Renewal", facts["agreement"])
-                self._extend(facts["agreement"], event.at)
+                self._asked[facts["call"]] = event.at
             case (("said" | "delivered"), "Notice"):
                 self._let_go(facts["agreement"])
-            case "heard", "Grant":
-                self._lease_s[facts["agreement"]] = facts["lease_s"]
+            case "heard", ("Grant" | "Renewed"):
+                self._keep(facts["agreement"], self._asked.get(facts["call"], event.at) + facts["lease_s"])
             case "heard", "Refusal" if facts["call"] in self._calls and facts["code"] != "PEER_UNREACHABLE":
                 kind, name = self._calls[facts["call"]]
                 self._let_go(self._bids.get(name, name) if kind == "Release" else name)
@@ -106,6 +108,7 @@ class OneAward:
         facts = event.facts
         agreement, workload = facts["agreement"], facts["workload"]
         self._calls[facts["call"]] = ("Award", agreement)
+        self._asked[facts["call"]] = event.at
         meant = (facts["bid"], facts["target"])
         if self._named.setdefault(agreement, meant) != meant:
             return f"{agreement} names an award of {meant}, and before one of {self._named[agreement]}"
@@ -117,10 +120,11 @@ class OneAward:
             return f"{workload} is awarded as {agreement} while {others[0]} may be granted"
         return None
 
-    def _extend(self, agreement: str, at: float) -> None:
+    def _keep(self, agreement: str, until: float) -> None:
+        """An agreement that was heard of stands while its lease does, as the origin counts it."""
         known = self._open[self._workloads.get(agreement, "")]
         if agreement in known:
-            known[agreement] = at + self._lease_s[agreement]
+            known[agreement] = until
 
     def _let_go(self, agreement: str) -> None:
         self._open[self._workloads.get(agreement, "")].pop(agreement, None)
@@ -215,7 +219,7 @@ class Leases:
             since = self._regions.since(region)
             for workload, agreement in pairs if since is not None else ():
                 assert since is not None
-                until = max(self._kept.get(agreement, 0.0), since)
+                until = max(self._kept.get(agreement, 0.0), since + CONFIRM_S)
                 if now > until + SLACK_S and f"{region} {agreement}" not in self._told:
                     self._told.add(f"{region} {agreement}")
                     return f"{region} believes that {agreement} runs {workload}; its lease was over at {until:.1f} s"
@@ -267,7 +271,7 @@ class Ledgers:
             for entry in entries:
                 agreement = entry["agreement"]
                 mine = told[agreement][region]
-                if mine and mine[-1] in LAST:
+                if mine and mine[-1] in LAST and mine[-1:] + [entry["what"]] != ["breached", "ended"]:
                     return f"{region} writes {entry['what']!r} of {agreement}, which it wrote to be {mine[-1]}"
                 mine.append(entry["what"])
                 told[agreement][entry["counterpart"]] += []

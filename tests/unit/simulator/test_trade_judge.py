@@ -108,8 +108,9 @@ SOUND: dict[str, list[Event]] = {
         at(25.2, "heard", RENEWED, call=2, to="home"), time_passes(50.0), guests(59.0), runs_away(54.0, ready=False),
         time_passes(95.0),
     ],
+    "after a lease that was over": [*awarded(1.0), *awarded(32.0, call=2, bid="b-2", agreement="g-2")],
     "two ledgers with one story": [
-        WORD, ledger("home", "away", "awarded", "granted", "ended", evidence=SAID),
+        WORD, ledger("home", "away", "awarded", "granted", "breached", "ended", evidence=SAID),
         ledger("away", "home", "granted", "expired", evidence=SAID), END,
     ],
     "what was awarded and never granted": [
@@ -145,7 +146,7 @@ VIOLATED: dict[str, list[list[Event]]] = {
     "Leases": [
         [*up("away"), *awarded(1.0), guests(1.2, "g-1"), time_passes(40.0)],
         [*up("home"), *awarded(1.0), runs_away(2.0), time_passes(33.0)],
-        [*up("home"), runs_away(2.0), time_passes(33.0)],
+        [*up("home"), runs_away(2.0), time_passes(4.0)],
     ],
     "Room": [[at(1.0, "room", region="away", devices=(("edge-1", 9, 8),))]],
     "Ledgers": [
