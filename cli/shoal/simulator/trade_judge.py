@@ -271,7 +271,7 @@ class Ledgers:
             for entry in entries:
                 agreement = entry["agreement"]
                 mine = told[agreement][region]
-                if mine and mine[-1] in LAST and mine[-1:] + [entry["what"]] != ["breached", "ended"]:
+                if mine and mine[-1] in LAST and (mine[-1], entry["what"]) != ("breached", "ended"):
                     return f"{region} writes {entry['what']!r} of {agreement}, which it wrote to be {mine[-1]}"
                 mine.append(entry["what"])
                 told[agreement][entry["counterpart"]] += []
