@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.commitments import NOTHING, Committed, commitments, memory_of
 from shoal.coordinator.core.placement.feasible import Option, Scope
-from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.placement.model import Reservation, Slot
 from shoal.coordinator.core.placement.standing import Current, Fallen, Standing
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
@@ -73,6 +73,14 @@ class Books:
         """A current replica was decided to stay."""
         return self._with_standing(scope, intent, standing, 1)
 
+    def reserving(self, reservations: Iterable[Reservation], sign: int = 1) -> "Books":
+        """With (sign 1) or without (-1) room that is kept for a guest; it counts to nobody's quota."""
+        memory, busy = dict(self.memory), dict(self.busy)
+        for each in reservations:
+            memory[each.slot] = memory.get(each.slot, NOTHING).plus(Bytes(sign * each.memory_bytes), loaded=False)
+            busy[each.slot] = busy.get(each.slot, 0.0) + sign * each.busy
+        return replace(self, memory=memory, busy=busy)
+
     def added(self, tenant: str, slot: Slot, memory: Bytes, busy: float) -> "Books":
         """A new replica was decided."""
         return Books(
@@ -87,10 +95,11 @@ def _plus(held: Mapping[str, Held], tenant: str, replicas: int, memory: int) -> 
 
 
 def opened(scope: Scope, workloads: Iterable[tuple[Intent, Current]]) -> Books:
-    """As the desired sets stand: what runs keeps its place, whatever its priority (nothing is preempted)."""
+    """As the desired sets stand: what runs, or is promised, keeps its place, whatever its priority (nothing is
+    preempted)."""
     inputs = scope.inputs
     memory = {Slot(*slot): committed for slot, committed in commitments(inputs.fleet, inputs.desired).items()}
-    books = Books(memory, {}, {})
+    books = Books(memory, {}, {}).reserving(inputs.reserved)
     for intent, current in workloads:
         books = books.undecided(scope, intent, current, 1)
     return books

@@ -86,7 +86,8 @@ class Signatures:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room on one device that is held for a bid of this region. busy: share of the device's time."""
+    """Room on one device that is kept for a workload of tenant `guests`: a bid that is held, or an agreement without a
+    replica yet. bid: the workload's name; it alone may take this room. busy: share of the device's time."""
 
     bid: str
     slot: Slot
@@ -195,7 +196,8 @@ class PlacementChange:
 class Target:
     """A replica that shall exist. keeps: the current assignment that is this replica; empty: a new one.
 
-    signed: what its node is to verify; None where its policy asks for no signature.
+    signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
+    that its declared traffic takes.
     """
 
     workload: WorkloadKey
@@ -213,6 +215,7 @@ class Target:
     keeps: str
     terms: str
     signed: SignedModel | None = None
+    busy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +224,8 @@ class WorkloadPlan:
 
     relaxed: changes of the policy's `relax` that were needed. refusal: set when replicas are missing. nearest: the
     smallest change that places it; proposal: the same as values, None where no change of the document helps. evicted:
-    ids of replicas that run beyond their tenant's quota and drain, although the plan lacks replicas.
+    ids of replicas that run beyond their tenant's quota and drain, although the plan lacks replicas. elsewhere: another
+    region runs it (DELEGATED): nothing is wanted here.
     """
 
     workload: WorkloadKey
@@ -236,6 +240,7 @@ class WorkloadPlan:
     proposal: Relaxation | None
     targets: tuple[Target, ...]
     evicted: tuple[str, ...] = ()
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

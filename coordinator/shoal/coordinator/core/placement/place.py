@@ -2,22 +2,24 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from shoal.coordinator.core.placement import explain as why
-from shoal.coordinator.core.placement.books import Books, opened, quota_caps
+from shoal.coordinator.core.placement.books import Books, busy_share, opened, quota_caps
 from shoal.coordinator.core.placement.feasible import Scope
-from shoal.coordinator.core.placement.model import Inputs, Plan, Target, WorkloadPlan
+from shoal.coordinator.core.placement.model import Inputs, PlacementChange, Plan, Target, WorkloadPlan
 from shoal.coordinator.core.placement.signatures import sealed
 from shoal.coordinator.core.placement.solve import Pick, Solver, memory_needed
-from shoal.coordinator.core.placement.standing import current_of
+from shoal.coordinator.core.placement.standing import Current, current_of
+from shoal.types.agreement import GUESTS
+from shoal.types.workload import Intent, WorkloadKey
 
 
-def place(inputs: Inputs, *, explain: bool = True) -> Plan:
+def place(inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True) -> Plan:
     """Where every workload shall run, why, and what would have to give where it cannot.
 
-    Without `explain` there are no candidates and no proposals, and a workload whose replicas all stand costs nothing
-    that grows with the fleet; the decisions, and so the hash, are the same.
+    explain: for all, none, or these. Without it there are no candidates and no proposals, and a workload whose replicas
+    all stand costs nothing that grows with the fleet; the decisions, and so the hash, are the same.
     """
     scope = Scope(inputs)
     intents = sorted(inputs.intents, key=lambda intent: (-intent.priority, intent.key))
@@ -27,11 +29,17 @@ def place(inputs: Inputs, *, explain: bool = True) -> Plan:
     books = opening
     plans = list[WorkloadPlan]()
     for intent in intents:
-        plan, books = _workload(
-            Solver(scope, intent, current[intent.key], caps[intent.key], books, opening), explain=explain
-        )
+        stands = current[intent.key]
+        if intent.key in inputs.elsewhere:
+            plans.append(_elsewhere(intent, stands))
+            continue
+        own = [each for each in inputs.reserved if WorkloadKey(GUESTS, each.bid) == intent.key]
+        free, opening = books.reserving(own, -1), opening.reserving(own, -1)
+        solver = Solver(scope, intent, stands, caps[intent.key], free, opening)
+        plan, after = _workload(solver, explain=explain if isinstance(explain, bool) else intent.key in explain)
+        books = after if plan.targets else after.reserving(own)
         plans.append(plan)
-        opening = opening.without(scope, intent, current[intent.key])
+        opening = opening.without(scope, intent, stands)
     return Plan(tuple(plans), _hash(inputs, plans))
 
 
@@ -61,13 +69,36 @@ def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
         relaxed=relaxed or why.already_relaxed(solver, level),
         nearest=change,
         proposal=proposal,
-        targets=tuple(_target(solver, pick) for pick in level.picks),
+        targets=tuple(_target(solver, pick, level.require.replicas) for pick in level.picks),
         evicted=level.evicted,
     )
     return plan, level.books
 
 
-def _target(solver: Solver, pick: Pick) -> Target:
+def _elsewhere(intent: Intent, current: Current) -> WorkloadPlan:
+    """What still runs here keeps its room until it is gone."""
+    runs = [(each.node, each.assignment) for each in current.standing]
+    runs += [(each.node, each.assignment) for each in current.fallen]
+    return WorkloadPlan(
+        workload=intent.key,
+        policy=intent.policy,
+        wanted=0,
+        placed=0,
+        candidates=(),
+        changes=tuple(
+            PlacementChange("-", node, one.device, one.model, one.precision, one.id, "another region runs it")
+            for node, one in runs
+        ),
+        refusal=None,
+        relaxed=(),
+        nearest="",
+        proposal=None,
+        targets=(),
+        elsewhere=True,
+    )
+
+
+def _target(solver: Solver, pick: Pick, replicas: int) -> Target:
     inputs, intent, option = solver.scope.inputs, solver.intent, pick.option
     kept = pick.keeps.assignment if pick.keeps is not None else None
     return Target(
@@ -86,6 +117,7 @@ def _target(solver: Solver, pick: Pick) -> Target:
         keeps=kept.id if kept is not None else "",
         terms=solver.terms,
         signed=sealed(inputs.signatures, option.model.digest, intent.require, inputs.wall),
+        busy=busy_share(solver.scope, intent, option, replicas),
     )
 
 
