@@ -1,0 +1,519 @@
+"""The origin's machine: tables, and laws under loss, repetition, delay and restarts."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.offers import counter, offer, terms
+from shoal.coordinator.core.negotiation import trade
+from shoal.coordinator.core.negotiation.model import (
+    Account,
+    Active,
+    Answered,
+    AwardFailed,
+    Awarding,
+    Compare,
+    Compared,
+    Effect,
+    Event,
+    Granted,
+    Need,
+    NoticedBy,
+    NoticeFailed,
+    NoticeTaken,
+    Released,
+    ReleaseFailed,
+    RenewalFailed,
+    RenewedBy,
+    Resting,
+    SendAward,
+    SendNotice,
+    SendRelease,
+    SendRenewal,
+    Solicit,
+    Stage,
+    Stepped,
+    Trade,
+    Wish,
+    Withdrawing,
+)
+from shoal.types.agreement import Grant, Notice, Renewed, Service, ServiceReport
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import EnergySource
+from shoal.types.units import Elapsed, Joules, Seconds
+from shoal.types.workload import DelegationMode, WorkloadKey
+
+KEY = WorkloadKey("default", "detect")
+REPORT = ServiceReport(0, 0, Seconds(0.0), Joules(0.0), EnergySource.ESTIMATED, 0.0)
+SHORT = Wish(Need.SHORT, "asked")
+
+
+def told(state: Trade, event: Event, now: float, fresh: str = "t-1") -> Stepped:
+    return trade.step(state, event, Elapsed(now), fresh, origin="home", term_s=Seconds(1800.0))
+
+
+def soliciting() -> Trade:
+    return told(Trade(KEY), SHORT, 0.0).trade
+
+
+def awarding() -> Trade:
+    return told(soliciting(), Answered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 0.5).trade
+
+
+def agreement_of(state: Trade) -> str:
+    return trade.open_award(state)
+
+
+def active(lease_s: float = 30.0, service: Service = Service.READY) -> Trade:
+    state = awarding()
+    name = agreement_of(state)
+    state = told(state, Granted(Grant(name, "bid-a", "a", Seconds(lease_s), ()), Elapsed(0.5)), 0.6).trade
+    assert isinstance(state.phase, Active)
+    return told(state, renewed(state, service, lease_s), 0.7).trade
+
+
+def renewed(state: Trade, service: Service = Service.READY, lease_s: float = 30.0) -> RenewedBy:
+    deal = trade.deal_of(state, agreement_of(state))
+    assert deal is not None
+    return RenewedBy(Renewed(deal.agreement, deal.nonce, Seconds(lease_s), service, REPORT, (), ""))
+
+
+def held(state: Trade, wish: Wish, begins: int, ends: int) -> Trade:
+    """Renewed all the time."""
+    for now in range(begins, ends):
+        state = told(state, wish, now).trade
+        state = told(state, renewed(state), now + 0.1).trade
+    return state
+
+
+def kinds(stepped: Stepped) -> list[str]:
+    return [type(each).__name__ for each in stepped.effects]
+
+
+def notes(stepped: Stepped) -> list[str]:
+    return [each.what for each in stepped.notes]
+
+
+def test_what_has_no_place_at_home_is_solicited_at_once() -> None:
+    stepped = told(Trade(KEY), SHORT, 5.0)
+    assert stepped.effects == (Solicit("t-1", 1, "asked", None),)
+    assert notes(stepped) == ["solicited"]
+
+
+@pytest.mark.parametrize("need", [Need.NOTHING, Need.CONTENT])
+def test_what_may_not_move_is_not_solicited(need: Need) -> None:
+    assert told(Trade(KEY), Wish(need, "asked"), 5.0).effects == ()
+
+
+def test_the_best_is_awarded_and_the_other_holds_are_released() -> None:
+    stepped = told(soliciting(), Answered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 0.5)
+    assert kinds(stepped) == ["SendAward", "SendRelease"]
+    assert notes(stepped) == ["bid", "bid", "awarded"]
+    assert isinstance(stepped.effects[1], SendRelease)
+    assert stepped.effects[1].release.bid == "bid-b"
+
+
+def test_answers_of_an_earlier_trade_are_released_and_change_nothing() -> None:
+    state = awarding()
+    late = told(state, Answered("t-0", 1, (offer("c", solicitation="t-0"),), terms()), 1.0)
+    assert late.trade == state
+    assert kinds(late) == ["SendRelease"]
+
+
+def test_the_same_answers_again_do_not_release_the_bid_that_was_awarded() -> None:
+    again = told(awarding(), Answered("t-1", 1, (offer("a"), offer("b", 0.05)), terms()), 1.0)
+    assert [each.release.bid for each in again.effects if isinstance(each, SendRelease)] == ["bid-b"]
+
+
+def test_counters_lead_to_a_second_round_with_the_smallest_step_that_helps() -> None:
+    asked = terms(0.03, relax=(0.04, 0.06))
+    stepped = told(soliciting(), Answered("t-1", 1, (counter("a", 0.045),), asked), 0.5)
+    assert stepped.effects == (Solicit("t-1", 2, "asked", asked.relax[1]),)
+    assert notes(stepped) == ["countered", "solicited"]
+    second = offer("a", 0.045, round=2)
+    final = told(stepped.trade, Answered("t-1", 2, (second,), asked), 1.0)
+    assert kinds(final) == ["SendAward"]
+    assert notes(final) == ["bid", "awarded"]
+
+
+def test_there_is_no_third_round() -> None:
+    asked = terms(0.03, relax=(0.04, 0.06))
+    second = told(soliciting(), Answered("t-1", 1, (counter("a", 0.035),), asked), 0.5).trade
+    stepped = told(second, Answered("t-1", 2, (counter("a", 0.055),), asked), 1.0)
+    assert stepped.effects == ()
+    assert isinstance(stepped.trade.phase, Resting)
+    assert notes(stepped)[-1] == "no_bid"
+
+
+def test_documents_that_changed_meanwhile_begin_anew() -> None:
+    stepped = told(soliciting(), Answered("t-1", 1, (offer("a"),), terms(asked="other")), 0.5)
+    assert kinds(stepped) == ["SendRelease"]
+    assert isinstance(stepped.trade.phase, Resting)
+    assert kinds(told(stepped.trade, Wish(Need.SHORT, "other"), 0.6, "t-2")) == ["Solicit"]
+
+
+def test_rounds_in_vain_are_ever_rarer_and_a_changed_document_is_tried_at_once() -> None:
+    state, now, pauses = Trade(KEY), 0.0, list[float]()
+    for count in range(9):
+        state = told(state, SHORT, now, f"t-{count}").trade
+        state = told(state, Answered(f"t-{count}", 1, (), terms()), now).trade
+        assert isinstance(state.phase, Resting)
+        pauses.append(state.phase.until - now)
+        now = state.phase.until
+    assert pauses[0] < 1.5
+    assert 45.0 <= pauses[-1] <= 75.0
+    assert told(state, SHORT, now - 1.0).effects == ()
+    assert kinds(told(state, Wish(Need.SHORT, "other"), now - 1.0)) == ["Solicit"]
+
+
+def test_an_award_is_repeated_as_it_was_until_it_is_answered() -> None:
+    state = awarding()
+    assert told(state, SHORT, 1.0).effects == ()
+    again = told(state, SHORT, 2.5)
+    assert isinstance(state.phase, Awarding)
+    assert again.effects == (SendAward("a", state.phase.award),)
+    failed = told(state, AwardFailed(agreement_of(state), None), 1.0).trade
+    assert kinds(told(failed, SHORT, 1.3)) == ["SendAward"]
+
+
+def test_a_hold_is_not_awarded_after_its_end() -> None:
+    stepped = told(awarding(), SHORT, 10.0)
+    assert kinds(stepped) == ["SendRelease"]
+    assert isinstance(stepped.trade.phase, Withdrawing)
+
+
+def test_nothing_new_begins_until_a_withdrawn_award_is_acknowledged_or_over() -> None:
+    state = told(awarding(), SHORT, 10.0).trade
+    assert kinds(told(state, SHORT, 11.0)) == []
+    assert kinds(told(state, ReleaseFailed("bid-a"), 11.0)) == []
+    assert kinds(told(told(state, ReleaseFailed("bid-a"), 11.0).trade, SHORT, 11.5)) == ["SendRelease"]
+    late = Granted(Grant(agreement_of(state), "bid-a", "a", Seconds(30.0), ()), Elapsed(9.0))
+    assert told(state, late, 11.0).trade == state
+    for done in (told(state, Released("bid-a"), 12.0), told(state, SHORT, 10.0 + trade.LONGEST_S)):
+        assert isinstance(done.trade.phase, Resting)
+
+
+def test_a_refused_award_ends_the_trade() -> None:
+    state = awarding()
+    stepped = told(state, AwardFailed(agreement_of(state), Refusal(Code.HOLD_EXPIRED)), 1.0)
+    assert isinstance(stepped.trade.phase, Resting)
+    assert notes(stepped) == ["released"]
+
+
+def test_an_agreement_is_renewed_in_time_and_only_the_newest_nonce_extends_it() -> None:
+    state = active()
+    assert isinstance(state.phase, Active)
+    first = state.phase.deal
+    assert trade.serving(state, Elapsed(1.0)) == (first,)
+    due = told(state, SHORT, 3.0)
+    assert kinds(due) == ["SendRenewal"]
+    old = told(due.trade, renewed(state), 3.1).trade
+    assert old == due.trade
+    new = told(due.trade, renewed(due.trade), 3.1).trade
+    assert isinstance(new.phase, Active)
+    assert new.phase.deal.lease_until == 33.0
+
+
+def test_a_delegate_that_is_not_ready_is_asked_often() -> None:
+    state = active(service=Service.STARTING)
+    assert trade.serving(state, Elapsed(0.8)) == ()
+    assert kinds(told(state, SHORT, 0.85)) == ["SendRenewal"]
+    assert kinds(told(active(), SHORT, 0.85)) == []
+
+
+def test_a_delegate_that_falls_silent_is_not_relied_upon_and_in_breach_at_the_leases_end() -> None:
+    state = active()
+    assert trade.is_relied_on(state, Elapsed(4.0))
+    assert not trade.is_relied_on(state, Elapsed(5.0))
+    stepped = told(state, Wish(Need.CONTENT, "asked"), 30.7)
+    assert isinstance(stepped.trade.phase, Resting)
+    assert notes(stepped) == ["breached"]
+    assert Account("a", agreement_of(state), Seconds(0.02), True) in stepped.effects
+    assert [each.notice.ends_s for each in stepped.effects if isinstance(each, SendNotice)] == [0.0]
+    assert trade.serving(stepped.trade, Elapsed(30.7)) == ()
+
+
+def test_a_breach_may_be_followed_by_another_trade_at_once() -> None:
+    assert "Solicit" in kinds(told(active(), SHORT, 30.7, "t-2"))
+
+
+@pytest.mark.parametrize("code", [Code.AGREEMENT_UNKNOWN, Code.AGREEMENT_ENDED])
+def test_an_agreement_that_its_delegate_does_not_know_is_in_breach(code: Code) -> None:
+    state = active()
+    stepped = told(state, RenewalFailed(agreement_of(state), "", Refusal(code)), 2.0)
+    assert notes(stepped) == ["breached"]
+    assert stepped.trade.leaving == ()
+
+
+def test_a_delegate_that_never_serves_is_in_breach() -> None:
+    state = active(service=Service.STARTING)
+    for now in range(1, 62):
+        state = told(state, SHORT, now).trade
+        state = told(state, renewed(state, Service.STARTING), now + 0.1).trade
+    assert isinstance(state.phase, Active)
+    assert notes(told(state, SHORT, 62.2)) == ["breached", "solicited"]
+
+
+def test_a_noticed_agreement_serves_until_its_replacement_does() -> None:
+    state = active()
+    old = agreement_of(state)
+    noticed = told(state, NoticedBy(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0)
+    assert notes(noticed) == ["noticed"]
+    assert [deal.agreement for deal in trade.serving(noticed.trade, Elapsed(1.5))] == [old]
+    waiting = told(noticed.trade, Wish(Need.CONTENT, "asked"), 2.0).trade
+    assert waiting.leaving[0].stage is Stage.SERVING
+    served = told(waiting, Wish(Need.CONTENT, "asked", home_serves=True), 3.0).trade
+    assert trade.serving(served, Elapsed(3.0)) == ()
+    ending = told(served, Wish(Need.CONTENT, "asked", home_serves=True), 3.0 + trade.SETTLE_S)
+    assert [each.notice.ends_s for each in ending.effects if isinstance(each, SendNotice)] == [0.0]
+    over = told(ending.trade, NoticeTaken(old, Seconds(0.0)), 6.0)
+    assert notes(over) == ["ended"]
+    assert over.trade.is_over
+
+
+def test_a_noticed_agreement_that_nothing_replaces_serves_to_its_end() -> None:
+    state = active()
+    old = agreement_of(state)
+    state = told(state, NoticedBy(Notice(old, "a", Code.NODE_CORDONED, Seconds(20.0))), 1.0).trade
+    assert trade.serving(told(state, Wish(Need.CONTENT, "asked"), 20.9).trade, Elapsed(20.9)) != ()
+    assert notes(told(state, Wish(Need.CONTENT, "asked"), 21.0)) == ["ended"]
+
+
+def test_a_lost_notice_shows_in_the_renewal() -> None:
+    state = told(active(), SHORT, 3.0).trade
+    assert notes(told(state, renewed(state, Service.STOPPING), 3.1)) == ["renewed", "noticed"]
+
+
+def test_what_is_deleted_is_given_up_by_notice() -> None:
+    state = active()
+    stepped = told(state, Wish(Need.NOTHING, ""), 2.0)
+    assert notes(stepped) == ["noticed"]
+    assert stepped.trade.leaving[0].stage is Stage.SETTLING
+    later = told(stepped.trade, Wish(Need.NOTHING, ""), 2.0 + trade.SETTLE_S)
+    assert kinds(later) == ["SendNotice"]
+    assert kinds(told(later.trade, NoticeFailed(agreement_of(state)), 5.0)) == []
+    assert (
+        kinds(told(told(later.trade, NoticeFailed(agreement_of(state)), 5.0).trade, SHORT, 5.5, "t-9")).count(
+            "SendNotice"
+        )
+        <= 1
+    )
+
+
+def test_other_documents_are_traded_anew_while_the_old_serve() -> None:
+    stepped = told(active(), Wish(Need.SHORT, "other"), 2.0)
+    assert notes(stepped)[0] == "noticed"
+    assert trade.serving(stepped.trade, Elapsed(2.0)) != ()
+    assert "Solicit" in kinds(told(stepped.trade, Wish(Need.SHORT, "other"), 2.2, "t-2"))
+
+
+def test_home_takes_it_back_when_it_has_had_a_place_for_long_enough() -> None:
+    at_home = Wish(Need.CONTENT, "asked")
+    state = held(held(active(), at_home, 2, 30), SHORT, 30, 40)
+    state = held(state, at_home, 40, 100)
+    assert isinstance(state.phase, Active)
+    assert notes(told(state, at_home, 40.0 + trade.HOME_STABLE_S)) == ["noticed"]
+
+
+def better(gain_at_home: float) -> Compared:
+    own = (math.nan, 1.0 - gain_at_home, math.nan)
+    return Compared("", terms(mode=DelegationMode.WHEN_BETTER, margin=0.2, own=own))
+
+
+def test_home_takes_it_back_when_it_is_better_by_the_margin() -> None:
+    state = held(active(), SHORT, 1, 100)
+    due = told(state, Wish(Need.BETTER, "asked"), 100.0)
+    assert Compare(agreement_of(state)) in due.effects
+    for gain, left in ((0.1, []), (0.9, ["noticed"])):
+        assert notes(told(due.trade, replace(better(gain), agreement=agreement_of(state)), 100.1)) == left
+
+
+def test_what_is_merely_to_be_better_is_tried_once_in_its_cooldown() -> None:
+    asked = Wish(Need.BETTER, "asked")
+    state = told(Trade(KEY), asked, 0.0).trade
+    state = told(state, Answered("t-1", 1, (), terms()), 0.1).trade
+    assert told(state, asked, trade.COOLDOWN_S - 1.0).effects == ()
+    assert kinds(told(state, asked, trade.COOLDOWN_S * 1.25, "t-2")) == ["Solicit"]
+    assert kinds(told(state, SHORT, 0.2, "t-2")) == ["Solicit"], "what fell short does not wait for it"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(soliciting(), Resting), (awarding(), Withdrawing), (active(), Active), (Trade(KEY), Resting)],
+)
+def test_a_restart_relies_on_nothing_that_may_be_over(before: Trade, after: type) -> None:
+    state = trade.restarted(before, Elapsed(1.0), Elapsed(-500.0))
+    assert isinstance(state.phase, after)
+    deal = trade.deal_of(state, agreement_of(state))
+    if deal is not None:
+        assert trade.serving(state, Elapsed(-499.0))
+        assert not trade.serving(state, Elapsed(-500.0 + trade.CONFIRM_S))
+        again = told(state, SHORT, -500.0)
+        assert [each.sequence for each in again.effects if isinstance(each, SendRenewal)] == [trade.SEQUENCES + 1]
+
+
+def test_renewals_leave_nothing_to_store() -> None:
+    before = active()
+    after = told(before, SHORT, 3.0).trade
+    after = told(after, renewed(after), 3.2).trade
+    assert after != before
+    assert trade.durable(after) == trade.durable(before)
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Wire:
+    """A delegate of two regions and a wire that loses, repeats and delays: it judges what the origin sends.
+
+    resolved: awards that bind nobody any more, as far as the origin could know."""
+
+    now: float = 0.0
+    state: Trade = Trade(KEY)  # noqa: RUF009
+    stored: tuple[Trade, float] = (Trade(KEY), 0.0)
+    fresh: int = 0
+    asked_at: dict[str, float] = field(default_factory=dict)
+    under_way: list[Effect] = field(default_factory=list)
+    heard: list[Event] = field(default_factory=list)
+    sent: dict[str, float] = field(default_factory=dict)
+    resolved: set[str] = field(default_factory=set)
+    granted: dict[str, float] = field(default_factory=dict)
+    released: set[str] = field(default_factory=set)
+    betters: list[float] = field(default_factory=list)
+
+    def tell(self, event: Event) -> None:
+        self.fresh += 1
+        before = self.state
+        stepped = told(self.state, event, self.now, f"t-{self.fresh}")
+        self.state = stepped.trade
+        if stepped.notes or trade.durable(before) != trade.durable(self.state):
+            self.stored = (self.state, self.now)
+        for note in stepped.notes:
+            if note.what in ("released", "expired", "noticed", "breached", "ended"):
+                self.resolved.add(note.agreement)
+            if note.what == "noticed" and note.code == Code.BETTER_ELSEWHERE:
+                self.betters.append(self.now)
+        for effect in stepped.effects:
+            self.judge(effect)
+            self.under_way.append(effect)
+
+    def judge(self, effect: Effect) -> None:
+        if isinstance(effect, Solicit):
+            self.asked_at[f"{effect.solicitation}/{effect.round}"] = self.now
+        if isinstance(effect, SendAward):
+            award = effect.award
+            asked = max(at for name, at in self.asked_at.items() if name.startswith(f"{award.solicitation}/"))
+            assert self.now < asked + 10.0, "a hold was awarded after its end"
+            for other, at in self.sent.items():
+                settled = other in self.resolved or self.now >= at + trade.LONGEST_S
+                assert other == award.agreement or settled, "two awards of a workload are open"
+            self.sent[award.agreement] = self.now
+
+    def answer(self, effect: Effect) -> Event | None:
+        """What the regions make of a message that comes now."""
+        match effect:
+            case Solicit():
+                bids = tuple(
+                    offer(name, id=f"{effect.solicitation}-{effect.round}-{name}", solicitation=effect.solicitation,
+                          round=effect.round) for name in "ab"
+                )  # fmt: skip
+                return Answered(effect.solicitation, effect.round, bids, terms())
+            case SendAward(award=award):
+                if award.bid in self.released:
+                    return AwardFailed(award.agreement, Refusal(Code.HOLD_RELEASED))
+                self.granted[award.agreement] = self.now
+                return Granted(Grant(award.agreement, award.bid, "a", Seconds(12.0), ()), Elapsed(self.now))
+            case SendRelease(release=release):
+                self.released.add(release.bid)
+                return Released(release.bid)
+            case SendRenewal():
+                known = effect.agreement in self.granted
+                if not known or self.now > self.granted[effect.agreement] + 17.0:
+                    return RenewalFailed(effect.agreement, effect.nonce, Refusal(Code.AGREEMENT_UNKNOWN))
+                self.granted[effect.agreement] = self.now
+                service = Service.READY
+                return RenewedBy(Renewed(effect.agreement, effect.nonce, Seconds(12.0), service, REPORT, (), ""))
+            case SendNotice(notice=notice):
+                self.granted.pop(notice.agreement, None)
+                return NoticeTaken(notice.agreement, notice.ends_s)
+            case Compare(agreement=agreement):
+                return replace(better(0.9), agreement=agreement)
+            case Account():
+                return None
+
+
+WISHES = st.sampled_from(
+    [
+        SHORT,
+        Wish(Need.CONTENT, "asked"),
+        Wish(Need.BETTER, "asked", home_serves=True),
+        Wish(Need.NOTHING, ""),
+        Wish(Need.SHORT, "other"),
+    ]
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("wish"), WISHES),
+        st.tuples(st.just("pass"), st.sampled_from([0.05, 0.25, 1.0, 3.0, 11.0, 40.0, 130.0])),
+        st.tuples(st.just("arrive"), st.integers(0, 50)),
+        st.tuples(st.just("answer"), st.integers(0, 50)),
+        st.tuples(st.just("lose"), st.integers(0, 50)),
+        st.tuples(st.just("restart"), st.sampled_from([0.0, 5.0, 60.0])),
+        st.tuples(st.just("notice"), st.sampled_from([0.0, 5.0])),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_laws_hold_under_loss_repetition_delay_and_restarts(steps: list[tuple[str, object]]) -> None:
+    """At most one award of a workload is open, no hold is awarded after its end (`Wire.judge`), a message that came
+    changes nothing when it comes again, nothing comes home for the better twice within the cooldown, and every trade
+    comes to rest when nobody wants anything and all messages arrive."""
+    wire = Wire()
+    wire.tell(SHORT)
+    for what, value in steps:
+        match what, value:
+            case "wish", Wish():
+                wire.tell(value)
+            case "pass", float():
+                wire.now += value
+            case "arrive", int() if wire.under_way:
+                event = wire.answer(wire.under_way[value % len(wire.under_way)])
+                wire.heard += [event] if event is not None else []
+            case "answer", int() if wire.heard:
+                event = wire.heard[value % len(wire.heard)]
+                wire.tell(event)
+                once = wire.state
+                wire.tell(event)
+                assert wire.state == once, "a message that came twice changed something"
+            case "lose", int() if wire.under_way:
+                wire.under_way.pop(value % len(wire.under_way))
+            case "restart", float():
+                state, at = wire.stored
+                wire.now += value
+                wire.state = trade.restarted(state, Elapsed(at), Elapsed(wire.now))
+            case "notice", float() if trade.open_award(wire.state):
+                notice = Notice(trade.open_award(wire.state), "a", Code.NODE_CORDONED, Seconds(value))
+                wire.tell(NoticedBy(notice))
+            case _:
+                pass
+    assert all(
+        later - earlier >= trade.COOLDOWN_S for earlier, later in zip(wire.betters, wire.betters[1:], strict=False)
+    )
+    wire.tell(Wish(Need.NOTHING, ""))
+    wire.under_way.clear()
+    for _ in range(120):
+        wire.now += 2.0
+        wire.tell(Wish(Need.NOTHING, ""))
+        for effect in [*wire.under_way]:
+            wire.under_way.remove(effect)
+            event = wire.answer(effect)
+            if event is not None:
+                wire.tell(event)
+    assert wire.state.is_over
