@@ -128,6 +128,59 @@ async def test_exactly_one_of_a_hundred_racing_transactions_wins(opener: Opener,
         assert sum(isinstance(outcome, StaleRevision) for outcome in outcomes) == 99
 
 
+async def test_commits_made_at_once_are_each_whole_and_none_spoils_another(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        start = await store.commit(Transaction({"old": b"1"}))
+        unfit: Any = object()
+        outcomes = await asyncio.gather(
+            store.commit(Transaction({"a/1": b"x", "b/1": b"x"}, expect={"a/1": 0})),
+            store.commit(Transaction({"a/1": b"y", "a/2": b"y"}, expect={"a/1": 0})),
+            store.commit(Transaction({"a/3": b"z", "a/4": unfit})),
+            store.commit(Transaction({"a/5": b"w"}, deletes=("old",), expect={"old": start})),
+            return_exceptions=True,
+        )
+        first, stale, refused, last = outcomes
+        assert isinstance(first, int)
+        assert isinstance(last, int)
+        assert start < first < last
+        assert isinstance(stale, StaleRevision)
+        assert isinstance(refused, Exception)
+        assert await _content(store) == {"a/1": (b"x", first), "b/1": (b"x", first), "a/5": (b"w", last)}
+        watched = store.watch("a/", start)
+        assert [(await anext(watched)).revision for _ in range(2)] == [first, last]
+    async with opened(opener, tmp_path) as store:
+        assert sorted(await _content(store)) == ["a/1", "a/5", "b/1"]
+
+
+async def test_a_commit_costs_no_more_when_many_changes_are_kept(tmp_path: Path) -> None:
+    """In steps of SQLite's machine, of which a disk that is slow takes no more."""
+    store = await SqliteStore.open(tmp_path, changes_kept=4000)
+    try:
+
+        async def cost() -> int:
+            steps = 0
+
+            def count() -> int:
+                nonlocal steps
+                steps += 1
+                return 0
+
+            store._connection.set_progress_handler(count, 10)
+            await store.commit(Transaction({"a": b"1"}))
+            store._connection.set_progress_handler(None, 0)
+            return steps
+
+        await store.commit(Transaction({"a": b"0"}))
+        at_first = await cost()
+        for number in range(11):
+            await store.commit(Transaction({f"b/{number}/{each}": b"" for each in range(400)}))
+        assert await store.read("b/10/399") is not None
+        await store.commit(Transaction({"a": b"2"}))  # what was too much is gone with this one
+        assert await cost() <= 3 * at_first
+    finally:
+        await store.close()
+
+
 async def test_survives_being_closed_and_opened(opener: Opener, tmp_path: Path) -> None:
     async with opened(opener, tmp_path) as store:
         revision = await store.commit(Transaction({"a": b"1"}))

@@ -14,9 +14,11 @@ set aside. What makes it more than a table:
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -45,6 +47,16 @@ COPIES_KEPT: Final = 3
 
 _LAST: Final = "\U0010ffff"
 _WATCH_BATCH: Final = 256
+_GROUP: Final = 64
+"""Transactions that share one flush to the disk, at most."""
+
+
+@dataclass(slots=True, eq=False)
+class _Commit:
+    """outcome: its revision, or why it was refused; None while it waits for the writer."""
+
+    transaction: Transaction
+    outcome: int | Exception | None = None
 
 
 class SqliteStore:
@@ -59,6 +71,7 @@ class SqliteStore:
         self._reserve_bytes = reserve_bytes
         self._changes_kept = changes_kept
         self._committed = asyncio.Event()
+        self._waiting: deque[_Commit] = deque()
         self._closed = False
 
     @classmethod
@@ -107,7 +120,10 @@ class SqliteStore:
         return await self._run(query)
 
     async def commit(self, transaction: Transaction) -> int:
-        revision = await self._run(lambda: self._commit(transaction))
+        """Those that wait for the writer at once are flushed together, each whole or not at all."""
+        commit = _Commit(transaction)
+        self._waiting.append(commit)
+        revision = await self._run(lambda: self._commit(commit))
         signal, self._committed = self._committed, asyncio.Event()
         signal.set()
         return revision
@@ -150,85 +166,127 @@ class SqliteStore:
         except sqlite3.Error as cause:
             raise _refused(cause) from cause
 
-    def _commit(self, transaction: Transaction) -> int:
-        if transaction.puts and not self._reserve():
+    def _commit(self, commit: _Commit) -> int:
+        """Unless it was taken along by one that came before it."""
+        while commit.outcome is None:
+            group = [self._waiting.popleft() for _ in range(min(_GROUP, len(self._waiting)))]
+            try:
+                self._write(group)
+            except Exception:  # one may be refused for what another asks for
+                for each in group:
+                    self._write_alone(each)
+        if isinstance(commit.outcome, Exception):
+            raise commit.outcome
+        return commit.outcome
+
+    def _write_alone(self, commit: _Commit) -> None:
+        try:
+            self._write_or_delete(commit)
+        except Exception as error:
+            commit.outcome = error
+
+    def _write_or_delete(self, commit: _Commit) -> None:
+        try:
+            self._write([commit])
+            return
+        except sqlite3.Error as error:
+            if commit.transaction.puts or not _is_full(error):
+                raise
+        (self.directory / "reserve").unlink(missing_ok=True)
+        self._write([commit])
+        self._give_back()
+
+    def _write(self, group: Sequence[_Commit]) -> None:
+        """In one transaction of the file. Raises sqlite3.Error, ShoalError(STORE_FULL); then none was written."""
+        if any(each.transaction.puts for each in group) and not self._reserve():
             raise refuse(
                 Code.STORE_FULL,
                 "no disk space beyond the reserve kept for deletes",
                 f"{self._reserve_bytes} bytes free at {self.directory.name}/",
                 "free disk space, or delete documents; writes resume by themselves",
             )
-        try:
-            return self._write(transaction)
-        except sqlite3.Error as error:
-            if transaction.puts or not _is_full(error):
-                raise
-        (self.directory / "reserve").unlink(missing_ok=True)
-        revision = self._write(transaction)
-        self._give_back()
-        return revision
-
-    def _write(self, transaction: Transaction) -> int:
+        outcomes = list[int | Exception]()
         execute = self._connection.execute
         execute("BEGIN IMMEDIATE")
         try:
-            for key, expected in transaction.expect.items():
-                row = execute("SELECT revision FROM kv WHERE key = ?", (key,)).fetchone()
-                if (row[0] if row else 0) != expected:
-                    raise StaleRevision(key)
-            head = head_of(self._connection)
-            revision, total = head.revision + 1, head.sum
-            deletes = dict.fromkeys(key for key in transaction.deletes if key not in transaction.puts)
-            for key in (*transaction.puts, *deletes):
-                row = execute("SELECT checksum FROM kv WHERE key = ?", (key,)).fetchone()
-                total = xor(total, row[0]) if row else total
-            for key, value in transaction.puts.items():
-                checksum = checksum_of(key, revision, value)
-                total = xor(total, checksum)
-                execute("INSERT OR REPLACE INTO kv VALUES (?, ?, ?, ?)", (key, value, revision, checksum))
-                execute("INSERT INTO change VALUES (NULL, ?, ?, ?, ?)", (revision, key, value, checksum))
-            for key in deletes:
-                if execute("DELETE FROM kv WHERE key = ?", (key,)).rowcount:
-                    execute(
-                        "INSERT INTO change VALUES (NULL, ?, ?, NULL, ?)",
-                        (revision, key, checksum_of(key, revision, None)),
-                    )
-            compacted = self._compact(head.compacted)
-            put_head(self._connection, Head(revision, compacted, total))
+            for each in group:
+                try:
+                    outcomes.append(self._apply(each.transaction))
+                except StaleRevision as stale:
+                    outcomes.append(stale)
             execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
                 execute("ROLLBACK")
             raise
+        for each, outcome in zip(group, outcomes, strict=True):
+            each.outcome = outcome
+
+    def _apply(self, transaction: Transaction) -> int:
+        """Its revision. Raises StaleRevision before anything is changed."""
+        execute = self._connection.execute
+        for key, expected in transaction.expect.items():
+            row = execute("SELECT revision FROM kv WHERE key = ?", (key,)).fetchone()
+            if (row[0] if row else 0) != expected:
+                raise StaleRevision(key)
+        head = head_of(self._connection)
+        revision, total = head.revision + 1, head.sum
+        deletes = dict.fromkeys(key for key in transaction.deletes if key not in transaction.puts)
+        for key in (*transaction.puts, *deletes):
+            row = execute("SELECT checksum FROM kv WHERE key = ?", (key,)).fetchone()
+            total = xor(total, row[0]) if row else total
+        for key, value in transaction.puts.items():
+            checksum = checksum_of(key, revision, value)
+            total = xor(total, checksum)
+            execute("INSERT OR REPLACE INTO kv VALUES (?, ?, ?, ?)", (key, value, revision, checksum))
+            execute("INSERT INTO change VALUES (NULL, ?, ?, ?, ?)", (revision, key, value, checksum))
+        for key in deletes:
+            if execute("DELETE FROM kv WHERE key = ?", (key,)).rowcount:
+                execute(
+                    "INSERT INTO change VALUES (NULL, ?, ?, NULL, ?)",
+                    (revision, key, checksum_of(key, revision, None)),
+                )
+        compacted = self._compact(head.compacted)
+        put_head(self._connection, Head(revision, compacted, total))
         return revision
 
     def _compact(self, compacted: int) -> int:
-        """Forgets changes beyond the retention, whole revisions at a time; the newest revision that is gone."""
-        row = self._connection.execute(
-            "SELECT revision - 1 FROM change WHERE sequence = (SELECT max(sequence) FROM change) - ?",
+        """Forgets changes beyond the retention, whole revisions at a time; the newest revision that is gone. Looks at
+        no more of them than go: they are in order, and there is an index by sequence only."""
+        execute = self._connection.execute
+        last = execute(
+            "SELECT revision, sequence FROM change WHERE sequence = (SELECT max(sequence) FROM change) - ?",
             (self._changes_kept,),
         ).fetchone()
-        if row is None:
+        if last is None:
             return compacted
-        self._connection.execute("DELETE FROM change WHERE revision <= ?", row)
-        return int(row[0])
+        gone = execute(
+            "SELECT sequence FROM change WHERE revision < ? AND sequence < ? ORDER BY sequence DESC LIMIT 1", last
+        ).fetchone()
+        if gone is not None:
+            execute("DELETE FROM change WHERE sequence <= ?", gone)
+        return int(last[0]) - 1
 
     def _changes(self, prefix: str, after: int, position: int | None) -> tuple[tuple[Change, ...], int]:
         """Changes behind `position` (None: behind revision `after`), and the position that they reach."""
+        execute = self._connection.execute
         head = head_of(self._connection)
-        first, last, seen = self._connection.execute(
-            "SELECT min(sequence), max(sequence), max(sequence) FILTER (WHERE revision <= ?) FROM change", (after,)
-        ).fetchone()
+        first, last = execute(
+            "SELECT (SELECT min(sequence) FROM change), (SELECT max(sequence) FROM change)"
+        ).fetchone()  # each by the index; asked for in one go they look at every row
         if first is None:
             return (), position or 0
         if position is None:
-            position = first - 1 if seen is None else seen
+            seen = execute(
+                "SELECT sequence FROM change WHERE revision <= ? ORDER BY sequence DESC LIMIT 1", (after,)
+            ).fetchone()
+            position = first - 1 if seen is None else seen[0]
             gone = after < head.compacted
         else:
             gone = first > position + 1
         if gone:
             raise Compacted(head.revision)
-        rows = self._connection.execute(
+        rows = execute(
             "SELECT sequence, key, value, revision FROM change WHERE sequence > ? AND key >= ? AND key < ?"
             " ORDER BY sequence LIMIT ?",
             (position, prefix, prefix + _LAST, _WATCH_BATCH),
