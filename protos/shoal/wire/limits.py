@@ -30,16 +30,17 @@ class Patience:
     idle: bool
 
 
-LINK: Final = Patience(connect_s=5.0, ping_s=1.0, lost_s=1.9, stuck_s=1.9, idle=True)
-"""A half-open link is found within 3 s."""
+HANDSHAKE_S: Final = 10.0
+"""Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
+
+LINK: Final = Patience(connect_s=HANDSHAKE_S, ping_s=1.0, lost_s=1.9, stuck_s=1.9, idle=True)
+"""A half-open link is found within 3 s. A caller that gives up while the coordinator still works on its handshake makes
+it work in vain: where thousands call at once, for all of them and for ever."""
 PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, stuck_s=1.0, idle=False)
 """Between fronts of one region: a request moves on to another replica within 1 s when the way there breaks, within 2 s
 when the peer is stopped."""
 BULK: Final = Patience(connect_s=5.0, ping_s=10.0, lost_s=20.0, stuck_s=30.0, idle=False)
 """Of operators, and of whoever moves much over a line that may be slow: a ping waits behind all that is on its way."""
-
-HANDSHAKE_S: Final = 10.0
-"""Until TLS and HTTP/2 are agreed on; gRPC's own default is two minutes."""
 
 LINK_CONNECTIONS: Final = 10_000
 """At a coordinator: of agents, operators and whoever tries."""

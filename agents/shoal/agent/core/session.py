@@ -91,7 +91,7 @@ def _keep_unknown(held: DesiredSet, offered: DesiredSet) -> DesiredSet:
 
 
 STEADY_S = 5.0
-"""A call that lasted so long was a good one: the next starts the back-off anew."""
+"""A session that lasted so long was a good one: the next call starts the back-off anew."""
 
 
 def reconnect_after(node: str, attempt: int) -> Seconds:

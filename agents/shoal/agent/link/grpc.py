@@ -12,12 +12,15 @@ from shoal.agent.link.credentials import Files, check_coordinator, open_channel
 from shoal.agent.ports import Clock, LinkRefused, Log
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
+from shoal.types.units import Elapsed
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, link_pb2, link_pb2_grpc
 from shoal.wire import nouns
-from shoal.wire.limits import BULK, CHUNK_BYTES, LINK_BYTES
+from shoal.wire.limits import BULK, CHUNK_BYTES, HANDSHAKE_S, LINK_BYTES
 from shoal.wire.status import refusal_of
 
-WELCOME_S: Final = 10.0
+WELCOME_S: Final = HANDSHAKE_S + 10.0
+WHY_EVERY_S: Final = 10.0
+"""Between plain handshakes that find out why there is no session."""
 _Call = grpc.aio.StreamStreamCall[link_pb2.FromAgent, link_pb2.ToAgent]
 
 
@@ -71,9 +74,12 @@ class GrpcLink:
         self._clock = clock
         self._log = log
         self._session: GrpcSession | None = None
+        self._asked_why_at: Elapsed | None = None
+        self._reason: Refusal | None = None
 
     def renewed(self) -> None:
         """The node's certificate is another one now: the open session ends, and the next one shows it."""
+        self._asked_why_at = None
         if self._session is not None:
             self._session.end()
 
@@ -83,15 +89,24 @@ class GrpcLink:
             call, welcome = await _greet(channel, hello)
         except ShoalError as error:
             await channel.close(None)
-            if error.code is not Code.COORDINATOR_UNREACHABLE:
+            is_slow = isinstance(error.__cause__, TimeoutError)  # it took the call: another one makes it no quicker
+            if error.code is not Code.COORDINATOR_UNREACHABLE or is_slow:
                 raise
-            better = await check_coordinator(self._files, self._address, self._clock.wall())
-            raise ShoalError(better or error.refusal) from error
+            raise ShoalError(await self._why() or error.refusal) from error
         except BaseException:
             await channel.close(None)
             raise
         self._session = GrpcSession(welcome, call, channel, self._log)
         return self._session
+
+    async def _why(self) -> Refusal | None:
+        """The last answer for a while: a coordinator that a whole region calls at once must not be called twice by each
+        whose handshake took too long."""
+        now = self._clock.now()
+        if self._asked_why_at is None or now - self._asked_why_at > WHY_EVERY_S:
+            self._reason = await check_coordinator(self._files, self._address, self._clock.wall())
+            self._asked_why_at = now
+        return self._reason
 
 
 class GrpcModels:

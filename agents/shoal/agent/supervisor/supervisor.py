@@ -392,7 +392,7 @@ class Supervisor:
                 protocol=sessions.PROTOCOL,
                 sent_at=self._clock.wall(),
             )
-            called_at = self._clock.now()
+            opened_at: Elapsed | None = None
             try:
                 session = await self._link.connect(hello)
             except LinkRefused as error:
@@ -400,9 +400,11 @@ class Supervisor:
             except ShoalError as error:
                 ended = Refused(error.refusal, fatal=False)
             else:
+                opened_at = self._clock.now()
                 ended = await self._converse(session, hello)
             self._lose_sight(ended)
-            attempt = 0 if self._clock.now() - called_at >= sessions.STEADY_S else attempt + 1
+            was_steady = opened_at is not None and self._clock.now() - opened_at >= sessions.STEADY_S
+            attempt = 0 if was_steady else attempt + 1
             wait = sessions.reconnect_after(self._node.name, attempt)
             await self._clock.sleep(Seconds(self._settings.fatal_retry_s) if ended.fatal else wait)
 
