@@ -7,6 +7,7 @@ for MQTT brokers, and ignored everywhere else. Servers also carry DNS and IP nam
 import ipaddress
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -121,8 +122,11 @@ def identity_of_certificate(certificate: x509.Certificate) -> Identity:
     )
 
 
+@lru_cache(maxsize=1024)
 def identity_of_pem(pem: bytes) -> Identity:
-    """Of the first certificate in `pem`. Raises ShoalError(CERT_NAME_INVALID)."""
+    """Of the first certificate in `pem`; every call of a peer asks for the same one.
+
+    Raises ShoalError(CERT_NAME_INVALID)."""
     try:
         return identity_of_certificate(x509.load_pem_x509_certificate(pem))
     except ValueError as cause:

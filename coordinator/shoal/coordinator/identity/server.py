@@ -1,6 +1,7 @@
 """The coordinator's own certificate: made at start, made anew on an open port when a third of its life is left."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, cast
 
@@ -82,8 +83,7 @@ class ServerIdentity:
             self._current = self._renewed()
 
     def _chain(self) -> bytes:
-        own = x509.load_pem_x509_certificate(self._current.certificate_pem)
-        return own.public_bytes(serialization.Encoding.PEM) + self._authority.chain_pem
+        return _own(self._current.certificate_pem) + self._authority.chain_pem
 
     def _renewed(self) -> Enrolled:
         enrolled = self._authority.enrol_self(
@@ -91,6 +91,13 @@ class ServerIdentity:
         )
         enrolled.write(self._folder)
         return enrolled
+
+
+@lru_cache(maxsize=1)
+def _own(certificate_pem: bytes) -> bytes:
+    """The first of them. Every handshake asks."""
+    own = x509.load_pem_x509_certificate(certificate_pem)
+    return own.public_bytes(serialization.Encoding.PEM)
 
 
 def _configuration(

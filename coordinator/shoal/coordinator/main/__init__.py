@@ -1,16 +1,22 @@
 """`shoal-coordinator`: one program in the roles of a region and of a federation."""
 
 import asyncio
+import gc
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from shoal.coordinator.main import region
 from shoal.coordinator.main.options import config_of, parser_of
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire import descriptors, logs
 from shoal.wire.private import no_dumps
+
+YOUNG: Final = 50_000
+"""Objects made before Python looks for cycles among them, 700 by its own choice: a look at thousands of nodes makes
+more, all of which die with it, and each pass over what lives as long as a session costs a tenth of a second."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logs.configure(config.log_level)
         descriptors.raise_limit()
         no_dumps()
+        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
         asyncio.run(region.run(config))
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)

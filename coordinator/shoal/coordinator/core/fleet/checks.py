@@ -1,7 +1,8 @@
 """Is what a node reports possible at all? A refused value is dropped; the node's work goes on."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
 from shoal.types.assignment import Crossing, Observed, Served, Status
@@ -57,20 +58,46 @@ def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
 MAY_BE_ZERO = frozenset({"launch_s", "node_s", "idle_w", "probe_s"})
 
 
-def check_status(status: Status, node: Node) -> tuple[Refusal, ...]:
-    """Every absurdity of a status (TELEMETRY_ABSURD). Its stamps are judged among themselves: a clock that is wrong is
-    no lie (`NodeState.skew_s`)."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A status without what cannot be true. refused: assignments whose figures are left out. refusals: why, and of
+    whatever else was absurd (TELEMETRY_ABSURD)."""
+
+    readings: Mapping[str, Reading]
+    observed: Mapping[str, Observed]
+    crossings: Mapping[str, Crossing]
+    refused: frozenset[str]
+    refusals: tuple[Refusal, ...]
+
+
+def check_status(status: Status, node: Node) -> Checked:
+    """Its stamps are judged among themselves: a clock that is wrong is no lie (`NodeState.skew_s`)."""
     refusals = list[Refusal]()
     if not is_a_time(status.taken_at):
         refusals.append(_absurd("status", "taken_at", status.taken_at, f"0 to {LATEST:g}"))
-    refusals += [refusal for reading in status.readings if (refusal := check_reading(reading, node, status.taken_at))]
-    refusals += [refusal for observed in status.observed if (refusal := check_observed(observed))]
+    readings, observed, crossings = dict[str, Reading](), dict[str, Observed](), dict[str, Crossing]()
+    refused = set[str]()
+    for reading in status.readings:
+        if (refusal := check_reading(reading, node, status.taken_at)) is None:
+            readings[reading.device] = reading
+        else:
+            refusals.append(refusal)
+    for each in status.observed:
+        if (refusal := check_observed(each)) is None:
+            observed[each.assignment] = each
+        else:
+            refused.add(each.assignment)
+            refusals.append(refusal)
     for ingress in status.ingress:
         counts = (ingress.requests, ingress.answered, ingress.retried, ingress.refused, ingress.lost)
         if not all(0 <= count <= MOST_COUNT for count in counts):
             refusals.append(_absurd(f"ingress of {ingress.workload}", "count", max(counts, key=abs), "0 to 2^53"))
-    refusals += [refusal for crossing in status.crossings if (refusal := check_crossing(crossing))]
-    return tuple(refusals)
+    for crossing in status.crossings:
+        if (refusal := check_crossing(crossing)) is None:
+            crossings[crossing.agreement] = crossing
+        else:
+            refusals.append(refusal)
+    return Checked(readings, observed, crossings, frozenset(refused), tuple(refusals))
 
 
 def check_crossing(crossing: Crossing) -> Refusal | None:

@@ -3,18 +3,11 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from shoal.coordinator.core.fleet.checks import (
-    check_crossing,
-    check_observed,
-    check_reading,
-    check_receipt,
-    check_status,
-    is_a_time,
-)
+from shoal.coordinator.core.fleet.checks import check_receipt, check_status, is_a_time
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Timing, Twins
 from shoal.types.assignment import Crossing, Status
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import Node, Reading
+from shoal.types.device import Node
 from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -88,31 +81,31 @@ def status_received(
         return fleet, (stale,)
     if status.sequence <= known.sequence:
         return fleet, ()
-    refusals = check_status(status, known.node)
-    good_observed = {each.assignment: each for each in status.observed if check_observed(each) is None}
+    checked = check_status(status, known.node)
     still_there = {key: each for key, each in known.observed.items() if key not in status.gone}
     known_observed = {} if status.full else still_there
-    refused = _refused_keys(status)
-    kept = {key: known.observed[key] for key in known.observed if key in refused}
-    crossings = {each.agreement: each for each in status.crossings if check_crossing(each) is None}
+    # What was known of an assignment whose figures were refused stays: it did not vanish.
+    kept = {key: known.observed[key] for key in known.observed if key in checked.refused}
+    answered = {each.device for each in status.readings}  # a device without a reading is lost
+    last_good = {device: reading for device, reading in known.readings.items() if device in answered}
     state = replace(
-        _judged(known, refusals),
+        _judged(known, checked.refusals),
         heard_at=max(now, known.heard_at),
         last_seen=wall,
         sequence=status.sequence,
         version=status.version,
-        observed=known_observed | kept | good_observed,
-        readings=_readings(known, status),
+        observed={**known_observed, **kept, **checked.observed},
+        readings={**last_good, **checked.readings},
         skew_s=_skew(known, status.taken_at, wall),
         ingress=status.ingress if status.full or status.ingress else known.ingress,
         front_ready=status.front_ready,
         reported=known.reported or status.full,
         serial=status.serial or known.serial,
         roots=status.roots or known.roots,
-        crossings={**known.crossings, **crossings},
-        crossed=_crossed(known, crossings),
+        crossings={**known.crossings, **checked.crossings},
+        crossed=_crossed(known, checked.crossings),
     )
-    return fleet.put(state), refusals
+    return fleet.put(state), checked.refusals
 
 
 def receipts_received(
@@ -221,23 +214,9 @@ def _judged(state: NodeState, refusals: tuple[Refusal, ...]) -> NodeState:
     return replace(state, strikes=strikes, quarantined=quarantined, refusal=refusal)
 
 
-def _refused_keys(status: Status) -> set[str]:
-    """Assignments whose figures were refused: what was known of them stays, they did not vanish."""
-    return {each.assignment for each in status.observed if check_observed(each) is not None}
-
-
 def _skew(known: NodeState, stamp: Wall, wall: Wall) -> Seconds:
     """What a message that its node stamped just now tells of its clock."""
     return Seconds(wall - stamp) if is_a_time(stamp) else known.skew_s
-
-
-def _readings(known: NodeState, status: Status) -> dict[str, Reading]:
-    """Of the devices that answered their node: a device without one is lost. An absurd one leaves the last good."""
-    answered = {each.device for each in status.readings}
-    kept = {device: reading for device, reading in known.readings.items() if device in answered}
-    return kept | {
-        each.device: each for each in status.readings if check_reading(each, known.node, status.taken_at) is None
-    }
 
 
 def _crossed(known: NodeState, now: Mapping[str, Crossing]) -> Mapping[str, tuple[int, int]]:
