@@ -38,7 +38,7 @@ from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.ports import Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Status, Version
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
 from shoal.types.link import Hello
 from shoal.types.units import Bytes, Seconds, Wall, Watts
@@ -47,6 +47,8 @@ from shoal.wire.identity import Identity, identity_of_pem
 REGION = "bench"
 HEARTBEAT_S = 1.0
 VALID_S = Seconds(6 * 3600.0)
+AWAY = "away"
+"""A file that is there while the coordinator is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +189,9 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
             core = (_cpu(coordinator.process) - cpu) / took
             messages = (drivers.sent() - sent) / took
             memory = coordinator.process.memory_info().rss - empty
-            coordinator.end()
-            coordinator.start()
+            with _away(members):
+                coordinator.end()
+                coordinator.start()
             back = time.monotonic()
             drivers.wait_for(agents, deadline_s=120 + agents / 20, after=back)
             herd_s = drivers.last_welcome() - back
@@ -206,6 +209,18 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
             herd_s,
             silent,
         )
+
+
+@contextlib.contextmanager
+def _away(members: Path) -> Iterator[None]:
+    """Tells the drivers that nobody listens: each of a real fleet's agents finds that out with a processor of its own,
+    which thousands on one core cannot, and the coordinator has no part in it."""
+    flag = members.with_name(AWAY)
+    flag.touch()
+    try:
+        yield
+    finally:
+        flag.unlink()
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -353,11 +368,13 @@ async def _agent(
     folder: Path, carrier: str, address: str, offset_s: float, count: Count, welcomed: dict[str, float]
 ) -> None:
     """One agent's sessions, for ever: as the supervisor opens and keeps them, with a small report each beat."""
-    clock, name, held, attempt = SystemClock(), folder.name, Held(), 0
+    clock, name, held, attempt, away = SystemClock(), folder.name, Held(), 0, folder.parent.with_name(AWAY)
     link: Link = (GrpcLink if carrier == "grpc" else MqttLink)(Files(folder), address, clock, lambda *_, **__: None)
     await asyncio.sleep(offset_s)
     while True:
         try:
+            if away.exists():
+                raise refuse(Code.COORDINATOR_UNREACHABLE, "nobody listens", "a coordinator")
             session = await link.connect(_hello(name, held, clock.wall()))
         except ShoalError:
             count.failed += 1
