@@ -28,7 +28,7 @@ from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
-from shoal.coordinator.core.placement.model import Plan, Reservation, Signatures, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.model import Inputs, Plan, Reservation, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Snapshot
@@ -291,6 +291,10 @@ class WorkloadsController:
             if (price := node_price(state.node.labels, region)) is not None
             for device in state.node.devices
         }
+
+    def inputs(self) -> Inputs:
+        """What placement looks at now."""
+        return inputs_of(self._world(self.catalog), self._clock.now(), self._clock.wall())
 
     def explained(self, catalog: Catalog | None = None) -> Plan:
         """The plan as it would be computed now, with every candidate."""
