@@ -16,7 +16,7 @@ from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.ports import LocalWorker, WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
-from shoal.types.assignment import Credential
+from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.device import Device, DeviceKind, Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.units import Bytes
@@ -112,11 +112,19 @@ class Node:
         address = f"127.0.0.1:{self.front.config.grpc_port}"
         return Endpoint(assignment, self.name, kind, address, weight, EndpointState.READY)
 
-    async def configure(self, routes: Iterable[Route] | None = None, credentials: tuple[Credential, ...] = ()) -> None:
+    async def configure(
+        self,
+        routes: Iterable[Route] | None = None,
+        credentials: tuple[Credential, ...] = (),
+        *,
+        revoked: tuple[str, ...] = (),
+        peers: tuple[PeerTrust, ...] = (),
+    ) -> None:
         """By default each replica of this node is routed to it."""
         if routes is None:
             routes = [Route(key, 1, (self.endpoint(name),)) for name, key in self.models.items()]
-        await self.front.configure(tuple(routes), credentials, tuple(self.local(name) for name in self.models))
+        workers = tuple(self.local(name) for name in self.models)
+        await self.front.configure(tuple(routes), credentials, workers, revoked, peers)
 
     def grpc(self, files: Files) -> GrpcClient:
         return GrpcClient(self.front.config.grpc_port, files.authority.read_bytes(), files)

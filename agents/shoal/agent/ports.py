@@ -4,7 +4,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.types.assignment import Assignment, Credential, DesiredSet, Ingress, Measured, Served, Trust
+from shoal.types.assignment import (
+    Assignment,
+    Credential,
+    Crossing,
+    DesiredSet,
+    Ingress,
+    Measured,
+    PeerTrust,
+    Served,
+    Trust,
+)
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
@@ -271,6 +281,7 @@ class FrontStats:
     ingress: tuple[Ingress, ...]
     in_flight: tuple[tuple[str, int], ...]
     """(assignment, requests in flight towards it) for local endpoints."""
+    crossings: tuple[Crossing, ...] = ()
 
 
 class Front(Protocol):
@@ -282,11 +293,13 @@ class Front(Protocol):
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
+        peers: tuple[PeerTrust, ...] = (),
     ) -> None:
         """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again.
 
         workers: those that may take new requests (ready, not draining). One that is left out gets nothing new and
-        finishes what it has. revoked: serials of certificates that are refused."""
+        finishes what it has. revoked: serials of certificates that are refused. peers: other regions that a gateway
+        may meet."""
         ...
 
     async def stats(self) -> FrontStats: ...

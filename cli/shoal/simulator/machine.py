@@ -23,7 +23,7 @@ from shoal.agent.ports import (
 from shoal.simulator.disk import Disk
 from shoal.simulator.network import Network
 from shoal.simulator.world import Clock, Process, World
-from shoal.types.assignment import Assignment, Credential, Ingress, Measured, Served
+from shoal.types.assignment import Assignment, Credential, Ingress, Measured, PeerTrust, Served
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Role
 from shoal.types.profile import TensorSpec
@@ -473,6 +473,7 @@ class Front:
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
+        peers: tuple[PeerTrust, ...] = (),
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)

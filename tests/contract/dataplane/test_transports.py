@@ -20,6 +20,7 @@ from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.grpc import GrpcTransport
 from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused, TlsFiles, Transport
+from shoal.agent.dataplane.trust import Authorities
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -133,6 +134,13 @@ class Way:
         return status.http_status(code) if self.name == "rest" else status.grpc_status(code).name
 
 
+def told(region: str, tls: TlsFiles) -> Authorities:
+    """That there is no other region."""
+    authorities = Authorities(region, tls)
+    authorities.configure(())
+    return authorities
+
+
 @pytest.fixture(params=["grpc", "grpc-token", "rest", "rest-token"])
 async def way(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Way]:
     authority = Authority(tmp_path, REGION, SystemClock().wall())
@@ -144,7 +152,7 @@ async def way(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[W
     if name == "rest":
         transport = RestTransport(service, "127.0.0.1", 0, tls)
     else:
-        transport = GrpcTransport(service, "127.0.0.1", 0, tls, certificates=not kind)
+        transport = GrpcTransport(service, "127.0.0.1", 0, tls, None if kind else told(REGION, tls))
     found = Way(name, not kind, service, transport, authority, authority.issue(Role.TENANT, "acme"))
     found.port = await transport.start()
     yield found

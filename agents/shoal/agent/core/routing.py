@@ -122,6 +122,8 @@ _FAULTS: Final[dict[Fault, frozenset[Code]]] = {
             Code.CERT_UNTRUSTED,
             Code.CERT_NAME_INVALID,
             Code.CERT_REVOKED,
+            Code.AGREEMENT_UNKNOWN,
+            Code.AGREEMENT_ENDED,
         }
     ),
 }

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shoal.agent.core.backoff import delay
-from shoal.types.assignment import DesiredSet, Ingress, Observed, Status, Version
+from shoal.types.assignment import Crossing, DesiredSet, Ingress, Observed, Status, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
 from shoal.types.link import Hello, Welcome
@@ -82,11 +82,13 @@ def _stale_term(term: int, held: int) -> Refusal:
 def _keep_unknown(held: DesiredSet, offered: DesiredSet) -> DesiredSet:
     known = {asked.id for asked in offered.assignments}
     routed = {route.workload for route in offered.routes}
+    met = {peer.region for peer in offered.peers}
     return replace(
         offered,
         assignments=(*offered.assignments, *(asked for asked in held.assignments if asked.id not in known)),
         routes=(*offered.routes, *(route for route in held.routes if route.workload not in routed)),
         pins=tuple(sorted({*offered.pins, *held.pins})),
+        peers=(*offered.peers, *(peer for peer in held.peers if peer.region not in met)),
     )
 
 
@@ -122,6 +124,7 @@ class Report:
     front_ready: bool
     serial: str = ""
     roots: tuple[str, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
 
 
 def report(reporter: Reporter, now: Report, *, full_every: int) -> tuple[Reporter, Status]:
@@ -143,6 +146,7 @@ def report(reporter: Reporter, now: Report, *, full_every: int) -> tuple[Reporte
         front_ready=now.front_ready,
         serial=now.serial if news else "",
         roots=now.roots if news else (),
+        crossings=now.crossings,
     )
     return Reporter(status.sequence, {each.assignment: each for each in now.observed}, held), status
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.agent.dataplane.transport import Call
-from shoal.types.assignment import Credential
+from shoal.types.agreement import GUESTS
+from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.wire.identity import Identity, check_name, check_validity, require
 
+NOBODY: Final[Mapping[str, PeerTrust]] = {}
 DEFAULT_TENANT: Final = "default"
 INFER_ROLES: Final = frozenset({Role.TENANT, Role.OPERATOR, Role.AGENT, Role.GATEWAY})
 READ_ROLES: Final = INFER_ROLES | {Role.VIEWER, Role.COORDINATOR}
@@ -21,13 +23,24 @@ _CHOOSE_TENANT: Final = frozenset({Role.OPERATOR, Role.VIEWER, Role.COORDINATOR}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """hop: 1 when another front of the region forwards, whose ingress has counted the request already."""
+    """hop: 1 when another front forwards, and the request may go on to no other but as `front` allows.
+
+    region: of a gateway of another region, "" of our own. agreement: of a guest's request, which names what is asked
+    for: what another region calls its workload is no business of ours.
+    """
 
     tenant: str
     role: Role
     name: str
     hop: int
     origin: str
+    region: str = ""
+    agreement: str = ""
+
+    @property
+    def enters(self) -> bool:
+        """Whether the request enters the region here; else another front's ingress has counted it already."""
+        return self.hop == 0 or bool(self.region)
 
 
 Credentials = Mapping[str, Credential]
@@ -45,14 +58,19 @@ def caller_of(
     wall: Wall,
     roles: frozenset[Role] = INFER_ROLES,
     revoked: Container[str] = (),
+    peers: Mapping[str, PeerTrust] = NOBODY,
 ) -> Caller:
-    """origin: of requests that enter here. revoked: serials. A certificate counts before a token.
+    """origin: of requests that enter here. revoked: serials. peers: other regions, by name. A certificate counts before
+    a token.
 
     Raises ShoalError(UNAUTHENTICATED | CERT_EXPIRED | CERT_REVOKED | CERT_NOT_YET_VALID | REGION_MISMATCH |
-    ROLE_DENIED | TENANT_DENIED | NAME_INVALID | TOKEN_INVALID | TOKEN_EXPIRED)."""
+    ROLE_DENIED | TENANT_DENIED | NAME_INVALID | TOKEN_INVALID | TOKEN_EXPIRED | AGREEMENT_UNKNOWN)."""
     if call.identity is not None and (refusal := refused(call.identity.serial, revoked)) is not None:
         raise ShoalError(refusal)
     if call.identity is not None:
+        peer = peers.get(call.identity.region) if call.identity.region != region else None
+        if peer is not None:
+            return _of_another_region(call, call.identity, peer, wall)
         return _by_certificate(call, call.identity, region, origin, wall, roles)
     if call.bearer:
         return _by_token(call, credentials, origin, wall)
@@ -72,6 +90,28 @@ def refused(serial: str, revoked: Container[str]) -> Refusal | None:
     )
 
 
+def _of_another_region(call: Call, identity: Identity, peer: PeerTrust, wall: Wall) -> Caller:
+    """A gateway that an agreement names, with a request under an agreement that its region has here."""
+    invalid = refused(identity.serial, peer.revoked) or check_validity(identity, wall)
+    if invalid is not None:
+        raise ShoalError(invalid)
+    if identity.role is not Role.GATEWAY or identity.name not in peer.gateways or call.hop != 1:
+        raise refuse(
+            Code.ROLE_DENIED,
+            f"{identity.uri}, which no agreement names" if call.hop == 1 else f"{identity.uri} asks for itself",
+            f"a gateway of {peer.region} that forwards, one of: {', '.join(peer.gateways) or 'none'}",
+            "call your own region's gateway",
+        )
+    if call.agreement not in peer.agreements:
+        raise refuse(
+            Code.AGREEMENT_UNKNOWN,
+            f"{peer.region} has no agreement {call.agreement!r:.80} here",
+            "one that is in force",
+            "serve it at home, or solicit again",
+        )
+    return Caller(GUESTS, identity.role, identity.name, 1, peer.region, peer.region, call.agreement)
+
+
 def _by_certificate(
     call: Call, identity: Identity, region: str, origin: str, wall: Wall, roles: frozenset[Role]
 ) -> Caller:
@@ -89,7 +129,8 @@ def _by_certificate(
             )
         check_name(call.tenant, "tenant")
         check_name(call.origin, "origin")
-        return Caller(call.tenant, identity.role, identity.name, 1, call.origin)
+        agreement = check_name(call.agreement, "agreement") if call.tenant == GUESTS else ""
+        return Caller(call.tenant, identity.role, identity.name, 1, call.origin, agreement=agreement)
     if identity.role in _CHOOSE_TENANT:
         tenant = check_name(call.tenant, "tenant") if call.tenant else DEFAULT_TENANT
         return Caller(tenant, identity.role, identity.name, 0, origin)
@@ -116,11 +157,11 @@ def _by_token(call: Call, credentials: Credentials, origin: str, wall: Wall) -> 
 
 
 def _own(call: Call, tenant: str) -> str:
-    if call.tenant and call.tenant != tenant:
+    if tenant == GUESTS or (call.tenant and call.tenant != tenant):
         raise refuse(
             Code.TENANT_DENIED,
             f"tenant {tenant} asks as {call.tenant!r:.80}",
-            f"{tenant}",
+            "one's own tenant, which no agreement of another region has",
             "leave shoal-tenant out, or use the other tenant's certificate",
         )
     return tenant

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from shoal.agent.core.routing import Limits
 from shoal.agent.ports import FrontStats, LocalWorker
-from shoal.types.assignment import Credential, Ingress
+from shoal.types.assignment import Credential, Crossing, Ingress, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.route import Route
 from shoal.types.units import Wall
@@ -21,6 +21,7 @@ from shoal.wire import nouns
 SOCKET: Final = "front.sock"
 RECORD: Final = "front.json"
 LOCK: Final = "front.lock"
+_OF_PEERS: Final = ("roots", "gateways", "agreements", "revoked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,13 @@ class FrontConfig:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the data plane serves, whole. revoked: serials of certificates that are refused."""
+    """What the data plane serves, whole. revoked: serials of certificates that are refused. peers: other regions."""
 
     routes: tuple[Route, ...] = ()
     credentials: tuple[Credential, ...] = ()
     workers: tuple[LocalWorker, ...] = ()
     revoked: tuple[str, ...] = ()
+    peers: tuple[PeerTrust, ...] = ()
 
 
 def pack(configuration: Configuration) -> bytes:
@@ -84,6 +86,7 @@ def pack(configuration: Configuration) -> bytes:
             "credentials": [asdict(credential) for credential in configuration.credentials],
             "workers": [asdict(worker) for worker in configuration.workers],
             "revoked": configuration.revoked,
+            "peers": [asdict(peer) for peer in configuration.peers],
         }
     ).encode()
 
@@ -103,6 +106,10 @@ def unpack(payload: bytes) -> Configuration:
                 for each in said["workers"]
             ),
             revoked=tuple(map(str, said["revoked"])),
+            peers=tuple(
+                PeerTrust(str(each["region"]), *(tuple(map(str, each[name])) for name in _OF_PEERS))
+                for each in said["peers"]
+            ),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error
@@ -120,6 +127,7 @@ def unpack_stats(payload: bytes) -> FrontStats:
             ready=bool(said["ready"]),
             ingress=tuple(Ingress(**{**each, "workload": WorkloadKey(*each["workload"])}) for each in said["ingress"]),
             in_flight=tuple((str(name), int(count)) for name, count in said["in_flight"]),
+            crossings=tuple(Crossing(**each) for each in said["crossings"]),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("statistics", error) from error

@@ -16,6 +16,7 @@ import grpc.aio
 
 from shoal.agent.dataplane.grpc import SERVICE
 from shoal.agent.dataplane.transport import (
+    AGREEMENT_KEY,
     HOP_KEY,
     MAX_MESSAGE,
     ORIGIN_KEY,
@@ -23,6 +24,7 @@ from shoal.agent.dataplane.transport import (
     TENANT_KEY,
     TlsFiles,
 )
+from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import LocalWorker
 from shoal.inference import open_inference_pb2 as oip
@@ -41,6 +43,8 @@ CALLS_END_S: Final = 120.0
 """A channel that is left for another lasts so long for the calls inside."""
 WAY_OPENS_S: Final = 0.75
 """A request waits so long for the way to a peer to open, then it goes elsewhere; the way is opened all the same."""
+REGION_OPENS_S: Final = 1.5
+"""As long for the way to another region, which may be on the other side of the world."""
 _OPENING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
     {
@@ -54,12 +58,13 @@ _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What travels beside a request. left_s: until its deadline, from now."""
+    """What travels beside a request. left_s: until its deadline, from now. agreement: of a guest's."""
 
     tenant: str
     origin: str
     request_id: str
     left_s: Seconds
+    agreement: str = ""
 
 
 class AttemptFailed(ShoalError):
@@ -158,22 +163,38 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
 
 
-class Peers:
-    """Channels to other fronts, as this node; each peer must prove the name that the route gives it."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Where to, and who must answer there. roots: its region's authorities (PEM); of our own region the node's file."""
 
-    def __init__(self, region: str, tls: TlsFiles) -> None:
+    address: str
+    name: str
+    roots: bytes
+
+
+class Peers:
+    """Channels to other fronts, as this node; each peer must prove the name that the route gives it, by an authority of
+    its own region."""
+
+    def __init__(self, region: str, tls: TlsFiles, authorities: Authorities) -> None:
         self._region = region
         self._tls = tls
+        self._authorities = authorities
         self._stamp: tuple[int, ...] = ()
         self._files: tuple[bytes, bytes, bytes] | None = None
-        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._channels: dict[_Way, grpc.aio.Channel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     def configure(self, endpoints: Iterable[Endpoint]) -> None:
-        """Channels to who is in no route any more are closed once their calls have ended."""
-        kept = {self._key(endpoint) for endpoint in endpoints if endpoint.kind is not EndpointKind.LOCAL}
-        for key in [known for known in self._channels if known not in kept]:
+        """Channels to who is in no route any more are closed once their calls have ended. Those to other regions are
+        opened now: no request shall wait for so long a way."""
+        remote = {self._key(endpoint): endpoint for endpoint in endpoints if endpoint.kind is not EndpointKind.LOCAL}
+        for key in [known for known in self._channels if known not in remote]:
             self._leave(self._channels.pop(key))
+        for endpoint in remote.values():
+            if endpoint.region:
+                with suppress(AttemptFailed):
+                    self._channel(endpoint).get_state(try_to_connect=True)
 
     async def infer(self, endpoint: Endpoint, request: bytes, errand: Errand) -> bytes:
         """Raises AttemptFailed."""
@@ -193,14 +214,8 @@ class Peers:
     async def _call(self, endpoint: Endpoint, method: str, request: bytes, errand: Errand) -> bytes:
         channel = await self._way(endpoint)
         call = channel.unary_unary(f"/{SERVICE}/{method}", None, None)
-        said = (
-            (TENANT_KEY, errand.tenant),
-            (ORIGIN_KEY, errand.origin),
-            (HOP_KEY, "1"),
-            (REQUEST_KEY, errand.request_id),
-        )
         try:
-            answer: bytes = await call(request, timeout=errand.left_s, metadata=said)
+            answer: bytes = await call(request, timeout=errand.left_s, metadata=_said(endpoint, errand))
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
         return answer
@@ -210,7 +225,7 @@ class Peers:
         while True:
             channel = self._channel(endpoint)
             with suppress(grpc.aio.UsageError):  # it was left meanwhile
-                await _open(channel)
+                await _open(channel, REGION_OPENS_S if endpoint.region else WAY_OPENS_S)
             if self._channels.get(self._key(endpoint)) is channel:
                 return channel
 
@@ -219,9 +234,12 @@ class Peers:
         key = self._key(endpoint)
         channel = self._channels.get(key)
         if channel is None:
-            credentials = grpc.ssl_channel_credentials(authority, private_key, certificate)
-            options = limits.channel_options(MAX_MESSAGE, server_name=key[1], patience=limits.PEER)
-            channel = grpc.aio.secure_channel(key[0], credentials, options)
+            if endpoint.region and not key.roots:
+                found = f"{endpoint.node} of {endpoint.region}, which no agreement names"
+                raise AttemptFailed(Refusal(Code.CERT_UNTRUSTED, found, "its region's authorities"), sent=False)
+            credentials = grpc.ssl_channel_credentials(key.roots or authority, private_key, certificate)
+            options = limits.channel_options(MAX_MESSAGE, server_name=key.name, patience=limits.PEER)
+            channel = grpc.aio.secure_channel(key.address, credentials, options)
             self._channels[key] = channel
         return channel
 
@@ -239,9 +257,11 @@ class Peers:
                 raise AttemptFailed(refusal, sent=False) from cause
         return self._files
 
-    def _key(self, endpoint: Endpoint) -> tuple[str, str]:
+    def _key(self, endpoint: Endpoint) -> _Way:
         role = Role.GATEWAY if endpoint.kind is EndpointKind.GATEWAY else Role.AGENT
-        return endpoint.address, dns_of(self._region, role, endpoint.node)
+        name = dns_of(endpoint.region or self._region, role, endpoint.node)
+        roots = self._authorities.roots_of(endpoint.region, endpoint.node) if endpoint.region else None
+        return _Way(endpoint.address, name, roots or b"")
 
     def _leave(self, channel: grpc.aio.Channel) -> None:
         task = asyncio.create_task(channel.close(CALLS_END_S))
@@ -249,21 +269,30 @@ class Peers:
         task.add_done_callback(self._leaving.discard)
 
 
-async def _open(channel: grpc.aio.Channel) -> None:
+def _said(endpoint: Endpoint, errand: Errand) -> tuple[tuple[str, str], ...]:
+    """Another region learns neither tenants nor nodes of ours."""
+    always = ((HOP_KEY, "1"), (REQUEST_KEY, errand.request_id))
+    if endpoint.region:
+        return (*always, (AGREEMENT_KEY, endpoint.agreement))
+    inside = (*always, (TENANT_KEY, errand.tenant), (ORIGIN_KEY, errand.origin))
+    return (*inside, (AGREEMENT_KEY, errand.agreement)) if errand.agreement else inside
+
+
+async def _open(channel: grpc.aio.Channel, within_s: float) -> None:
     """Raises AttemptFailed while nobody answers, or when the way is given up. What fails at once is left to the call,
     which tells why."""
     try:
-        async with asyncio.timeout(WAY_OPENS_S):
+        async with asyncio.timeout(within_s):
             while (state := channel.get_state(try_to_connect=True)) in _OPENING:
                 await channel.wait_for_state_change(state)
     except TimeoutError as cause:
-        raise _unopened("no connection") from cause
+        raise _unopened("no connection", within_s) from cause
     if state is grpc.ChannelConnectivity.SHUTDOWN:
-        raise _unopened("the replica left the routes")
+        raise _unopened("the replica left the routes", within_s)
 
 
-def _unopened(found: str) -> AttemptFailed:
-    refusal = Refusal(Code.REPLICA_UNREACHABLE, found, f"a connection within {WAY_OPENS_S:g}s", "retry")
+def _unopened(found: str, within_s: float) -> AttemptFailed:
+    refusal = Refusal(Code.REPLICA_UNREACHABLE, found, f"a connection within {within_s:g}s", "retry")
     return AttemptFailed(refusal, sent=False)
 
 

@@ -25,7 +25,8 @@ from shoal.agent.dataplane.metering import Meter
 from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
 from shoal.agent.ports import Clock, FrontStats, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.assignment import Credential
+from shoal.types.agreement import GUESTS
+from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
@@ -99,7 +100,11 @@ class DataPlane:
         self._peers = peers
         self._meter = Meter()
         self._routes: Mapping[WorkloadKey, Route] = {}
-        self._here: Mapping[WorkloadKey, Route] = {}
+        self._forwarded: Mapping[WorkloadKey, Route] = {}
+        """What a request may still meet that another front of the region sent here."""
+        self._guests: Mapping[WorkloadKey, Route] = {}
+        """What a request of another region may meet."""
+        self._peers_of: Mapping[str, PeerTrust] = {}
         self._credentials: Credentials = {}
         self._revoked: frozenset[str] = frozenset()
         self._known: dict[str, LocalWorker] = {}
@@ -137,8 +142,10 @@ class DataPlane:
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...],
         revoked: tuple[str, ...] = (),
+        peers: tuple[PeerTrust, ...] = (),
     ) -> None:
         """The whole truth, each time. A worker that was started anew is judged anew."""
+        self._peers_of = {peer.region: peer for peer in peers}
         self._routes = {route.workload: route for route in routes}
         self._credentials = by_digest(credentials)
         self._revoked = frozenset(revoked)
@@ -146,9 +153,12 @@ class DataPlane:
             if self._known.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
                 self._health[worker.assignment] = Health(outstanding=self._health[worker.assignment].outstanding)
         self._known = {worker.assignment: worker for worker in workers}
-        self._here = _local_routes(workers)
+        self._forwarded = {**_ways_out(routes), **_local_routes(workers)}
+        self._guests = _inside(routes)
         self._workers.configure(workers)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
+        agreements = {endpoint.agreement for route in routes for endpoint in route.endpoints}
+        self._meter.forget(agreements | {agreement for peer in peers for agreement in peer.agreements})
         named = {endpoint.assignment for route in routes for endpoint in route.endpoints} | self._known.keys()
         self._health = {
             name: health for name, health in self._health.items() if name in named or health.outstanding > 0
@@ -161,7 +171,7 @@ class DataPlane:
 
     def stats(self) -> FrontStats:
         flights = tuple((name, self._health.get(name, WELL).outstanding) for name in self._known)
-        return FrontStats(self._ready(), self._meter.ingress(), flights)
+        return FrontStats(self._ready(), self._meter.ingress(), flights, self._meter.crossings())
 
     # the service
 
@@ -185,7 +195,7 @@ class DataPlane:
         caller = self._reader(call)
         found = oip.RepositoryIndexResponse()
         for key, route in sorted(self._routes.items()):
-            if key.tenant != caller.tenant:
+            if key.tenant != caller.tenant or (caller.agreement and key.name != caller.agreement):
                 continue
             ready = self._has_replica(route)
             if ready:
@@ -202,7 +212,7 @@ class DataPlane:
         caller = self._reader(call)
         route = self._route(caller, name, version)
         left = METADATA_TIMEOUT_S if call.left_s is None else min(call.left_s, METADATA_TIMEOUT_S)
-        errand = Errand(caller.tenant, caller.origin, self._name(call), Seconds(left))
+        errand = Errand(caller.tenant, caller.origin, self._name(call), Seconds(left), caller.agreement)
         tried: frozenset[str] = frozenset()
         failure: ShoalError | None = None
         while isinstance(picked := self._choose(route, tried, "", next(self._ids)), Endpoint):
@@ -230,11 +240,11 @@ class DataPlane:
             self._log_refusal(self._name(call), "", error)
             raise
         flight = self._flight(call, caller, asked, route.workload, request)
-        if caller.hop == 0:
+        if caller.enters:
             self._meter.entered(flight.key, caller.origin)
         code: Code | None = Code.CANCELLED
         try:
-            with self._inside_for(flight):
+            with self._inside_for(route, flight):
                 answer = await self._answer(route, flight)
             code = None
             return answer
@@ -251,13 +261,16 @@ class DataPlane:
         """code: of the refusal it ended with, None when it was answered."""
         if code is not None:
             self._meter.codes[code] += 1
-        if flight.caller.hop:
+        caller = flight.caller
+        if not caller.enters:
             return
+        seconds = Seconds(self._clock.now() - flight.arrived)
         if code is not None:
-            self._meter.ended(flight.key, flight.caller.origin, flight.attempts, code)
+            self._meter.ended(flight.key, caller.origin, flight.attempts, code)
         else:
-            seconds = Seconds(self._clock.now() - flight.arrived)
-            self._meter.answered(flight.key, flight.caller.origin, flight.attempts, seconds)
+            self._meter.answered(flight.key, caller.origin, flight.attempts, seconds)
+        if caller.region:
+            self._meter.crossed(caller.agreement, caller.region, routing.fault_of(code) if code else seconds)
 
     async def _answer(self, route: Route, flight: _Flight) -> bytes:
         """Raises ShoalError: the last attempt's, once no other is left to make."""
@@ -322,15 +335,17 @@ class DataPlane:
         self._health[name] = routing.sent(before)
         self._at[name].add(flight)
         flight.crowd, flight.suspicion = (), None
-        errand = Errand(flight.key.tenant, flight.caller.origin, flight.id, left)
+        errand = Errand(flight.key.tenant, flight.caller.origin, flight.id, left, flight.caller.agreement)
+        outcome: Fault | Seconds = Fault.REQUEST
         start = self._clock.now()
         try:
             if endpoint.kind is EndpointKind.LOCAL:
                 answer = await self._workers.infer(name, flight.request, errand)
             else:
                 answer = await self._peers.infer(endpoint, flight.request, errand)
+            outcome = seconds = Seconds(self._clock.now() - start)
         except AttemptFailed as error:
-            fault = routing.fault_of(error.code)
+            outcome = fault = routing.fault_of(error.code)
             if fault is Fault.CRASH and not flight.crowd:
                 crowd = tuple(self._at[name])
                 for each in crowd:
@@ -344,16 +359,17 @@ class DataPlane:
             self._at[name].discard(flight)
             if not self._at[name]:
                 del self._at[name]
-        seconds = Seconds(self._clock.now() - start)
+            if endpoint.region:
+                self._meter.crossed(endpoint.agreement, endpoint.region, outcome)
         self._health[name] = routing.answered(self._health[name], seconds, before.outstanding)
         if len(answer) > MAX_MESSAGE:
             raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)
         return answer
 
     @contextmanager
-    def _inside_for(self, flight: _Flight) -> Iterator[None]:
+    def _inside_for(self, route: Route, flight: _Flight) -> Iterator[None]:
         """Room for one request while it is inside. Raises Refused when it is turned away."""
-        self._turn_away(flight)
+        self._turn_away(route, flight)
         size = len(flight.request)
         self._inside[flight.key] += 1
         self._of_tenant[flight.key.tenant] += 1
@@ -365,13 +381,12 @@ class DataPlane:
             self._of_tenant[flight.key.tenant] -= 1
             self._bytes -= size
 
-    def _turn_away(self, flight: _Flight) -> None:
+    def _turn_away(self, route: Route, flight: _Flight) -> None:
         if self._condemned:
             left = self._condemned.left_s(flight.digest, flight.arrived)
             if left is not None:
                 raise Refused(_CRASHES, left)
         load = Load(self._inside[flight.key], self._of_tenant[flight.key.tenant], Bytes(self._bytes))
-        route = self._routes[flight.key] if flight.caller.hop == 0 else self._here[flight.key]
         turned = routing.admit(
             route,
             self._health,
@@ -400,17 +415,25 @@ class DataPlane:
     def _caller(self, call: Call, roles: frozenset[Role] = INFER_ROLES) -> Caller:
         settings = self._settings
         return caller_of(
-            call, self._credentials, settings.region, settings.origin, self._dates_at(), roles, self._revoked
+            call,
+            self._credentials,
+            settings.region,
+            settings.origin,
+            self._dates_at(),
+            roles,
+            self._revoked,
+            self._peers_of,
         )
 
     def _reader(self, call: Call) -> Caller:
         return self._caller(call, READ_ROLES)
 
     def _route(self, caller: Caller, name: str, version: str) -> Route:
-        """A forwarded request meets a worker of this node or nothing. Raises ShoalError(MODEL_NOT_FOUND | ..)."""
-        key = WorkloadKey(caller.tenant, name)
+        """One that was forwarded inside the region meets a worker of this node, or leaves the region here; one of
+        another region stays in this one. Raises ShoalError(MODEL_NOT_FOUND | MODEL_NOT_READY)."""
+        key = WorkloadKey(caller.tenant, caller.agreement or name)
         if caller.hop:
-            route = self._here.get(key)
+            route = (self._guests if caller.region else self._forwarded).get(key)
             if route is None:
                 raise refuse(Code.MODEL_NOT_READY, f"{key} has no worker here", "a ready replica", "retry elsewhere")
             return route
@@ -463,6 +486,27 @@ _CRASHES: Final = Refusal(
 
 def _late() -> ShoalError:
     return refuse(Code.DEADLINE_EXCEEDED, "the request's time is over", "an answer before its deadline", "allow more")
+
+
+def _ways_out(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
+    """To other regions. What this one runs for another goes to no third."""
+    found = {}
+    for route in routes:
+        endpoints = tuple(endpoint for endpoint in route.endpoints if endpoint.region)
+        if endpoints and route.workload.tenant != GUESTS:
+            found[route.workload] = replace(route, endpoints=endpoints)
+    return found
+
+
+def _inside(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
+    """What is run here for other regions, as far as it is here."""
+    return {
+        route.workload: replace(
+            route, endpoints=tuple(each for each in route.endpoints if each.kind is not EndpointKind.GATEWAY)
+        )
+        for route in routes
+        if route.workload.tenant == GUESTS
+    }
 
 
 def _local_routes(workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:

@@ -15,6 +15,7 @@ import structlog
 from shoal.agent.dataplane.intake import Intake
 from shoal.agent.dataplane.request import invalid
 from shoal.agent.dataplane.transport import (
+    AGREEMENT_KEY,
     HOP_KEY,
     MAX_MESSAGE,
     ORIGIN_KEY,
@@ -25,35 +26,36 @@ from shoal.agent.dataplane.transport import (
     TlsFiles,
     retry_after_s,
 )
+from shoal.agent.dataplane.trust import Authorities, Handshake
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
 from shoal.wire import limits, status
-from shoal.wire.identity import Identity, identity_of_pem
+from shoal.wire.identity import Identity
 
 SERVICE: Final = "inference.GRPCInferenceService"
 MAX_CALLS: Final = 2048
 MAX_STREAMS: Final = 256
-_IDENTITIES: Final = 1024
 
 _log = structlog.get_logger(__name__)
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class GrpcTransport:
-    """Listens on one port. certificates: whether clients must show one (else they send a bearer token)."""
+    """Listens on one port. authorities: of the certificate that clients must show; None: they send a bearer token."""
 
-    def __init__(self, service: Service, host: str, port: int, tls: TlsFiles, *, certificates: bool) -> None:
+    def __init__(
+        self, service: Service, host: str, port: int, tls: TlsFiles, authorities: Authorities | None = None
+    ) -> None:
         self._service = service
         self._address = f"{host}:{port}"
         self._tls = tls
-        self._certificates = certificates
+        self._authorities = authorities
         self._server: grpc.aio.Server | None = None
-        self._identities: dict[bytes, Identity] = {}
         self._intake = Intake()
 
     async def start(self) -> int:
-        guards = () if self._certificates else (_TokenFirst(self._service),)
+        guards = (_TokenFirst(self._service),) if self._authorities is None else ()
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS, interceptors=guards)
         server.add_generic_rpc_handlers((self._handlers(),))
         try:
@@ -69,23 +71,32 @@ class GrpcTransport:
             await self._server.stop(grace_s)
 
     def _credentials(self) -> grpc.ServerCredentials:
-        stamp = self._tls.stamp()
-        configuration = _configuration(self._tls, self._certificates)
+        stamp = self._stamp()
+        configuration = self._configuration(stamp[1])
 
         def fetch() -> Any:
             """At each handshake; None keeps what is in use, also while files are being replaced."""
             nonlocal stamp
             try:
-                newest = self._tls.stamp()
+                newest = self._stamp()
                 if newest == stamp:
                     return None
-                fresh = _configuration(self._tls, self._certificates)
+                fresh = self._configuration(newest[1])
             except OSError:
                 return None
             stamp = newest
             return fresh
 
-        return grpc.dynamic_ssl_server_credentials(configuration, fetch, self._certificates)
+        return grpc.dynamic_ssl_server_credentials(configuration, fetch, self._authorities is not None)
+
+    def _stamp(self) -> tuple[tuple[int, ...], Handshake | None]:
+        return self._tls.stamp(), None if self._authorities is None else self._authorities.handshake
+
+    def _configuration(self, handshake: Handshake | None) -> grpc.ServerCertificateConfiguration:
+        """handshake: None where no client certificate is asked for."""
+        certificate, key, authority = self._tls.read()
+        believed = authority + b"\n" + handshake.pem if handshake is not None else None
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], believed)
 
     def _handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """Without a deserializer a request is its bytes, without a serializer so is the answer."""
@@ -149,7 +160,7 @@ class GrpcTransport:
             self._service.admit(call)
             with self._intake.call(call.caller, stream=True):
                 async for request in requests:
-                    answer = await self._streamed(call, request)
+                    answer = await self._streamed(self._call(context), request)
                     with self._intake.unread(call.caller, len(answer)):
                         yield answer
         except ShoalError as error:
@@ -165,34 +176,29 @@ class GrpcTransport:
             return _stream_response(1, str(_internal(error)).encode())
 
     def _call(self, context: _Context) -> Call:
-        """Raises ShoalError(UNAUTHENTICATED | CERT_NAME_INVALID | INVALID_ARGUMENT)."""
+        """Raises ShoalError(UNAUTHENTICATED | CERT_NAME_INVALID | CERT_UNTRUSTED | REGION_MISMATCH |
+        INVALID_ARGUMENT)."""
         said: dict[str, Any] = dict(context.invocation_metadata() or ())
         hop = str(said.get(HOP_KEY, "0"))
         if hop not in ("0", "1"):
             raise refuse(Code.INVALID_ARGUMENT, f"{HOP_KEY} {hop!r:.40}", "0 or 1", "leave it out")
         left = context.time_remaining()
         return Call(
-            identity=self._identity(context) if self._certificates else None,
+            identity=self._identity(context),
             bearer=_bearer(said),
             tenant=str(said.get(TENANT_KEY, "")),
             origin=str(said.get(ORIGIN_KEY, "")),
             hop=int(hop),
             request_id=str(said.get(REQUEST_KEY, "")),
             left_s=None if left is None else Seconds(left),
+            agreement=str(said.get(AGREEMENT_KEY, "")),
         )
 
     def _identity(self, context: _Context) -> Identity | None:
-        """Read from the certificate once: parsing costs more than the rest of a small call."""
-        pems: Sequence[bytes] = tuple(context.auth_context().get("x509_pem_cert") or ())
-        if not pems:
+        if self._authorities is None:
             return None
-        known = self._identities.get(pems[0])
-        if known is None:
-            known = identity_of_pem(pems[0])
-            if len(self._identities) >= _IDENTITIES:
-                self._identities.clear()
-            self._identities[pems[0]] = known
-        return known
+        pems: Sequence[bytes] = tuple(context.auth_context().get("x509_pem_cert") or ())
+        return self._authorities.identity(pems[0]) if pems else None
 
     async def _live(self, call: Call, request: oip.ServerLiveRequest) -> oip.ServerLiveResponse:
         return oip.ServerLiveResponse(live=self._service.live())
@@ -262,11 +268,6 @@ _OPTIONS: Final = (
     # grpc checks the size of a compressed message before it expands it and never after: none is taken.
     ("grpc.compression_enabled_algorithms_bitset", 1),
 )
-
-
-def _configuration(tls: TlsFiles, certificates: bool) -> grpc.ServerCertificateConfiguration:
-    certificate, key, authority = tls.read()
-    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority if certificates else None)
 
 
 def _internal(error: Exception) -> Refusal:

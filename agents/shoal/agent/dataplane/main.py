@@ -26,6 +26,7 @@ from shoal.agent.dataplane.grpc import GrpcTransport
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.transport import TlsFiles, Transport
+from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.frames import FrameServer, Handler, Message, start_time
 from shoal.agent.ports import Clock
 from shoal.types.units import Seconds, Wall
@@ -61,16 +62,17 @@ def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall
 async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callable[[], Wall]) -> None:
     """Raises OSError."""
     tls = TlsFiles(Path(config.certificate), Path(config.key), Path(config.authority))
-    workers, peers = Workers(), Peers(config.region, tls)
+    authorities = Authorities(config.region, tls)
+    workers, peers = Workers(), Peers(config.region, tls, authorities)
     settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
     plane = DataPlane(settings, clock, workers, peers, dates_at)
     transports: tuple[Transport, ...] = (
-        GrpcTransport(plane, config.host, config.grpc_port, tls, certificates=True),
-        GrpcTransport(plane, config.host, config.token_port, tls, certificates=False),
+        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities),
+        GrpcTransport(plane, config.host, config.token_port, tls),
         RestTransport(plane, config.host, config.rest_port, tls),
     )
     stages = _Stages()
-    server = FrameServer(config.socket(), nonce, _handlers(plane, stages))
+    server = FrameServer(config.socket(), nonce, _handlers(plane, authorities, stages))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal's group: the supervisor decides
@@ -108,10 +110,11 @@ class _Stages:
         self.stopped = asyncio.Event()
 
 
-def _handlers(plane: DataPlane, stages: _Stages) -> dict[str, Handler]:
+def _handlers(plane: DataPlane, authorities: Authorities, stages: _Stages) -> dict[str, Handler]:
     async def configure(message: Message) -> Message:
         said = control.unpack(message.payload)
-        plane.configure(said.routes, said.credentials, said.workers, said.revoked)
+        authorities.configure(said.peers)
+        plane.configure(said.routes, said.credentials, said.workers, said.revoked, said.peers)
         stages.configured.set()
         await stages.listening.wait()
         return Message("configured")

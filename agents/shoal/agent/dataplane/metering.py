@@ -2,15 +2,16 @@
 
 import bisect
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.types.assignment import Ingress
+from shoal.agent.core.routing import Fault
+from shoal.types.assignment import Crossing, Ingress
 from shoal.types.codes import Code
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
@@ -19,6 +20,8 @@ LOST_CODES: Final = frozenset(
     {Code.REPLICA_UNREACHABLE, Code.WORKER_CRASHED, Code.REQUEST_CRASHED_WORKER, Code.DEADLINE_EXCEEDED, Code.INTERNAL}
 )
 """Refusals that leave open whether a replica did the work: the request was sent and has no answer."""
+NEWEST: Final = 256
+"""Answered requests of one agreement that its p95 is of."""
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -37,6 +40,18 @@ class _Latency:
     seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class _Crossed:
+    requests: int = 0
+    errors: int = 0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+
+    @property
+    def p95_s(self) -> Seconds:
+        ordered = sorted(self.seconds)
+        return Seconds(ordered[(95 * len(ordered) - 1) // 100] if ordered else 0.0)
+
+
 class Meter:
     """Counts since the front started. requests = answered + refused + lost + those inside; retried: requests that took
     more than one attempt. A request that its caller gave up counts as refused."""
@@ -44,6 +59,7 @@ class Meter:
     def __init__(self) -> None:
         self._counts: dict[tuple[WorkloadKey, str], _Count] = {}
         self._latencies: dict[WorkloadKey, _Latency] = {}
+        self._crossed: dict[tuple[str, str], _Crossed] = {}
         self.codes: Counter[Code] = Counter()
         """Refusals of all calls, also of those that entered elsewhere or asked for nothing we know."""
 
@@ -66,6 +82,26 @@ class Meter:
             count.lost += 1
         else:
             count.refused += 1
+
+    def crossed(self, agreement: str, region: str, outcome: Seconds | Fault) -> None:
+        """One request left for that region, or came from it. outcome: until its answer, or whose fault there is none.
+        Given up by its caller counts as the request's own."""
+        count = self._crossed.setdefault((agreement, region), _Crossed())
+        count.requests += 1
+        if not isinstance(outcome, Fault):
+            count.seconds.append(outcome)
+        elif outcome is not Fault.REQUEST:
+            count.errors += 1
+
+    def forget(self, agreements: Collection[str]) -> None:
+        """All crossings but of these agreements."""
+        self._crossed = {key: each for key, each in self._crossed.items() if key[0] in agreements}
+
+    def crossings(self) -> tuple[Crossing, ...]:
+        return tuple(
+            Crossing(agreement, region, each.requests, each.errors, each.p95_s)
+            for (agreement, region), each in self._crossed.items()
+        )
 
     def ingress(self) -> tuple[Ingress, ...]:
         return tuple(
@@ -111,5 +147,24 @@ class FrontCollector(Collector):
         for workload, buckets, total in self._meter.latencies():
             seconds.add_metric(workload, buckets, total)
         yield seconds
+        yield from self._crossings()
         yield GaugeMetricFamily("shoal_front_in_flight", "requests inside the front", value=self._in_flight())
         yield GaugeMetricFamily("shoal_front_ejected", "replicas that get nothing now", value=self._ejected())
+
+    def _crossings(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "shoal_front_crossings",
+            "requests that left for another region or came from it",
+            labels=("agreement", "region", "outcome"),
+        )
+        p95 = GaugeMetricFamily(
+            "shoal_front_crossing_p95_seconds",
+            f"of the newest {NEWEST} answered requests of an agreement",
+            labels=("agreement", "region"),
+        )
+        for each in self._meter.crossings():
+            requests.add_metric((each.agreement, each.region, "all"), each.requests)
+            requests.add_metric((each.agreement, each.region, "error"), each.errors)
+            p95.add_metric((each.agreement, each.region), each.latency_p95_s)
+        yield requests
+        yield p95

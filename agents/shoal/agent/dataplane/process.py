@@ -20,7 +20,7 @@ from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig
 from shoal.agent.frames import FrameClient, start_time
 from shoal.agent.ports import Clock, FrontStats, LocalWorker
-from shoal.types.assignment import Credential
+from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.route import Route
 
@@ -114,9 +114,10 @@ class FrontProcess:
         credentials: tuple[Credential, ...],
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
+        peers: tuple[PeerTrust, ...] = (),
     ) -> None:
         """Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration counts all the same."""
-        self._wanted = Configuration(routes, credentials, workers, revoked)
+        self._wanted = Configuration(routes, credentials, workers, revoked, peers)
         await self._configure(await self._connected())
 
     async def stats(self) -> FrontStats:

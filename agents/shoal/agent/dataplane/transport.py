@@ -24,15 +24,16 @@ TENANT_KEY = "shoal-tenant"
 ORIGIN_KEY = "shoal-origin"
 HOP_KEY = "shoal-hop"
 REQUEST_KEY = "shoal-request-id"
+AGREEMENT_KEY = "shoal-agreement"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a transport knows of one call.
 
-    identity: of a client certificate that chains to our authority. bearer: the token as sent, "" without one. tenant,
-    origin, hop, request_id: as the caller claims them; who may claim what is for the service to judge. left_s: until
-    the caller's deadline, None without one.
+    identity: of a client certificate that an authority of the very region in its name issued. bearer: the token as
+    sent, "" without one. tenant, origin, hop, request_id, agreement: as the caller claims them; who may claim what is
+    for the service to judge. left_s: until the caller's deadline, None without one.
     """
 
     identity: Identity | None = None
@@ -42,6 +43,7 @@ class Call:
     hop: int = 0
     request_id: str = ""
     left_s: Seconds | None = None
+    agreement: str = ""
 
     @property
     def caller(self) -> str:

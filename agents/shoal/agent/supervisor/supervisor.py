@@ -301,6 +301,7 @@ class Supervisor:
                     desired.credentials if desired else (),
                     self._replicas.serving(),
                     trust.revoked,
+                    desired.peers if desired else (),
                 )
                 await self._gauges.sample()
             except ShoalError as error:
@@ -352,6 +353,7 @@ class Supervisor:
             observed=snapshot.observed,
             readings=snapshot.readings,
             ingress=snapshot.front.ingress,
+            crossings=snapshot.front.crossings,
             taken_at=self._clock.wall(),
             front_ready=snapshot.front.ready,
             serial=held.serial,
@@ -422,7 +424,7 @@ class Supervisor:
         """The region said that this node is none of its members any more, which is no blindness: it serves nothing."""
         newest = self._offered or self._desired
         if newest is not None and (newest.assignments or newest.routes):
-            self._offered = replace(newest, assignments=(), routes=(), pins=(), credentials=())
+            self._offered = replace(newest, assignments=(), routes=(), pins=(), credentials=(), peers=())
             self._unsaved.set()
 
     async def _converse(self, session: Session, hello: Hello) -> Refused:

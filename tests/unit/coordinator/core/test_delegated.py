@@ -49,6 +49,20 @@ def test_the_gateway_leads_to_the_other_region_and_the_rest_to_the_gateway(regio
     assert [(e.node, e.address, e.region, e.agreement) for e in through] == [("gw", "gw:8001", "", "")]
 
 
+def test_home_goes_only_when_the_other_region_has_been_in_the_routes_for_a_moment(region: Region) -> None:
+    region.delegated = {KEY: replace(AWAY, ready=False)}
+    region.run(5)
+    assert region.routed("a") == ["a"]
+    region.delegated = {KEY: AWAY}
+    region.step()
+    assert region.routed("gw") == ["a", "gw", "gx"]
+    assert [draining for _, draining in region.replicas().values()] == [False]
+    region.run(5)
+    assert region.routed("gw") == ["gw", "gx"]
+    assert region.routed("a") == ["gw"]
+    assert region.replicas() == {}
+
+
 def test_after_notice_the_other_region_leaves_when_home_has_been_in_the_routes_for_a_moment(region: Region) -> None:
     region.delegated = {KEY: AWAY}
     region.run(10)
@@ -61,6 +75,34 @@ def test_after_notice_the_other_region_leaves_when_home_has_been_in_the_routes_f
     assert ["a", "gw"] in seen, "for a moment both"
     assert seen[-1] == ["a"]
     assert region.routed("gw") == ["a"]
+
+
+def test_an_agreement_that_is_gone_is_out_of_the_routes_at_once(region: Region) -> None:
+    region.delegated = {KEY: AWAY}
+    region.run(10)
+    region.delegated = {}
+    region.step()
+    assert region.routed("gw") == []
+    assert region.desired["gw"].routes[0].pending_code
+    region.run(5)
+    assert region.routed("gw") == ["a"]
+
+
+def test_a_silent_gateway_of_ours_leads_nowhere_and_a_restart_changes_no_route(region: Region) -> None:
+    region.delegated = {KEY: AWAY}
+    region.run(10)
+    before = endpoints(region, "a")
+    region.restart()
+    region.step()
+    assert endpoints(region, "a") == before
+    for name in ("gw", "a"):
+        region.reconnect(name)
+    region.run(20)
+    region.agents["gw"].up = False
+    region.run(5)
+    route = region.desired["a"].routes[0]
+    assert route.endpoints == ()
+    assert "gateway" in route.pending_reason
 
 
 def test_what_runs_here_for_others_goes_to_no_third(region: Region) -> None:

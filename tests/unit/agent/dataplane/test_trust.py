@@ -1,0 +1,96 @@
+"""Which authority vouches for which names, at a gateway that believes those of several regions."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.pki import Authority, Files
+from shoal.agent.dataplane.transport import TlsFiles
+from shoal.agent.dataplane.trust import Authorities
+from shoal.types.assignment import PeerTrust
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Role
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def west(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "west", "west", NOW)
+
+
+@pytest.fixture
+def east(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "east", "east", NOW)
+
+
+@pytest.fixture
+def authorities(west: Authority, east: Authority) -> Authorities:
+    own = west.issue(Role.GATEWAY, "g1")
+    found = Authorities("west", TlsFiles(own.certificate, own.key, own.authority))
+    found.configure((trust(east),))
+    return found
+
+
+def trust(of: Authority, *roots: str) -> PeerTrust:
+    return PeerTrust(of.region, roots or (of.certificate.read_text(),), ("g9",), ("ag-1",))
+
+
+def judge(authorities: Authorities, files: Files) -> str:
+    try:
+        return authorities.identity(files.certificate.read_bytes()).uri
+    except ShoalError as error:
+        return error.code
+
+
+def test_each_authority_vouches_for_names_of_its_own_region(
+    authorities: Authorities, west: Authority, east: Authority
+) -> None:
+    assert judge(authorities, west.issue(Role.AGENT, "n1")) == "shoal://west/agent/n1"
+    assert judge(authorities, east.issue(Role.GATEWAY, "g9")) == "shoal://east/gateway/g9"
+    assert judge(authorities, east.issue(Role.OPERATOR, "ops", region="west")) == Code.CERT_UNTRUSTED
+    assert judge(authorities, west.issue(Role.GATEWAY, "g9", region="east")) == Code.CERT_UNTRUSTED
+    assert judge(authorities, east.issue(Role.GATEWAY, "g9", region="north")) == Code.REGION_MISMATCH
+
+
+def test_a_region_that_leaves_is_believed_no_more(authorities: Authorities, east: Authority) -> None:
+    files = east.issue(Role.GATEWAY, "g9")
+    before = authorities.handshake
+    assert judge(authorities, files) == "shoal://east/gateway/g9"
+    authorities.configure(())
+    assert judge(authorities, files) == Code.REGION_MISMATCH
+    assert authorities.roots_of("east", "g9") is None
+    assert authorities.handshake.pem == b""
+    assert authorities.handshake.version > before.version
+
+
+def test_told_the_same_again_nothing_is_read_anew(authorities: Authorities, east: Authority) -> None:
+    before = authorities.handshake
+    authorities.configure((trust(east),))
+    assert authorities.handshake is before
+
+
+def test_only_gateways_that_an_agreement_names_are_called(authorities: Authorities, east: Authority) -> None:
+    assert authorities.roots_of("east", "g9") == east.certificate.read_bytes()
+    assert authorities.roots_of("east", "g8") is None
+    assert authorities.roots_of("north", "g9") is None
+
+
+def test_our_own_new_authority_counts_without_being_told(
+    authorities: Authorities, west: Authority, tmp_path: Path
+) -> None:
+    second = Authority(tmp_path / "second", "west", NOW)
+    files = second.issue(Role.AGENT, "n2")
+    assert judge(authorities, files) == Code.CERT_UNTRUSTED
+    west.certificate.write_bytes(west.certificate.read_bytes() + second.certificate.read_bytes())
+    assert judge(authorities, files) == "shoal://west/agent/n2"
+
+
+def test_a_root_that_bears_our_name_or_none_is_left_out(
+    authorities: Authorities, east: Authority, tmp_path: Path
+) -> None:
+    """Two authorities of one name, and TLS may look for a signature at the wrong one: ours would be shadowed."""
+    forged = Authority(tmp_path / "forged", "west", NOW)
+    authorities.configure((trust(east, forged.certificate.read_text(), "no PEM", east.certificate.read_text()),))
+    assert authorities.handshake.pem == east.certificate.read_bytes()
+    assert judge(authorities, forged.issue(Role.OPERATOR, "ops")) == Code.CERT_UNTRUSTED
