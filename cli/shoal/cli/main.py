@@ -23,6 +23,7 @@ from shoal.cli.commands import (
     node,
     plan,
     policy,
+    region,
     token,
     validate,
 )
@@ -47,6 +48,7 @@ _VERBS: tuple[click.Command, ...] = (
     cordon.uncordon,
     node.node,
     ca.ca,
+    region.region,
     token.token,
     doctor.doctor,
     bench.bench,
@@ -60,7 +62,6 @@ LATER: dict[str, str] = {
     "rollback": "migration",
     "history": "migration",
     "federation": "federation",
-    "region": "federation",
     "trace": "compose",
     "backup": "compose",
     "restore": "compose",

@@ -131,6 +131,11 @@ class Region:
         request = operator_pb2.RotateAuthorityRequest(stage=stage)
         return self._call(self._operator.RotateAuthority, request).authority  # type: ignore[no-any-return]
 
+    def set_signal(self, name: str, value: str) -> operator_pb2.SignalView:
+        """`price` or `carbon` by an operator's word, with its unit; an empty value clears it."""
+        request = operator_pb2.SetSignalRequest(name=name, value=value)
+        return self._call(self._operator.SetSignal, request).signal  # type: ignore[no-any-return]
+
     def models(self, name: str = "") -> tuple[artifacts_pb2.Model, ...]:
         request = artifacts_pb2.ListModelsRequest(name=name)
         return tuple(self._call(self._artifacts.List, request).models)

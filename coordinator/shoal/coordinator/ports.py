@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from cryptography.x509 import Certificate
 
+from shoal.coordinator.core.signals.model import Reading, SignalName
 from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.assignment import Status
 from shoal.types.chain import LedgerEntry
@@ -318,6 +319,17 @@ class Blobs(Protocol):
         ...
 
     async def delete(self, digest: str) -> None: ...
+
+
+class Signals(Protocol):
+    """Feeds of price and carbon, called as the Region document calls them."""
+
+    async def read(self, name: SignalName, source: str) -> tuple[Reading, ...]:
+        """In order of time, at least one; all that the feed says, forecasts included.
+
+        Raises ShoalError(SOURCE_DENIED | SOURCE_UNREACHABLE | SIGNAL_INVALID).
+        """
+        ...
 
 
 class Inspector(Protocol):

@@ -47,6 +47,7 @@ _PLACEMENT = "shoal.coordinator.core.placement"
 _WORKLOADS = "shoal.coordinator.core.workloads"
 _CONTROLLERS = "shoal.coordinator.controllers"
 _FLEET = "shoal.coordinator.core.fleet"
+_SIGNALS = "shoal.coordinator.core.signals"
 _LANGUAGE = "shoal.policies.documents"
 _RESOLVE = "shoal.policies.resolve"
 
@@ -56,8 +57,8 @@ _HEAD: Final[Map[str, Live | Later]] = {
     "metadata.name": Live(_LANGUAGE, (Code.NAME_INVALID, Code.NAME_DUPLICATE)),
 }
 _FEDERATION = Later("federation")
+_SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
 _MIGRATION = Later("migration")
-_CARBON = Later("carbon signals")
 _STATE = Later("stateful sessions")
 _TOLERANCE = Later("migration: outputs are compared there")
 
@@ -123,7 +124,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         ),
         "spec.limits.cost": Live(_PLACEMENT, (Code.COST_OVER,), note="of all replicas together", reads="cost"),
         "spec.limits.energy": Live(_PLACEMENT, (Code.ENERGY_OVER,), reads="energy"),
-        "spec.limits.carbon": _CARBON,
+        "spec.limits.carbon": Live(
+            _PLACEMENT, (Code.CARBON_OVER,), note="of all replicas together, at the region's intensity", reads="carbon"
+        ),
         "spec.limits.node_power": Later("node power caps"),
         "spec.optimize.energy": Live(_PLACEMENT, reads="weights"),
         "spec.optimize.cost": Live(_PLACEMENT, reads="weights"),
@@ -184,12 +187,12 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.price": Live(
             _CONTROLLERS, (Code.COST_OVER,), note="of a node without the label `price`", reads="node_price"
         ),
-        "spec.price.source": _FEDERATION,
-        "spec.price.stale_after": _FEDERATION,
-        "spec.carbon": _CARBON,
-        "spec.carbon.source": _CARBON,
-        "spec.carbon.stale_after": _CARBON,
-        "spec.carbon.fallback": _CARBON,
+        "spec.price.source": Live(_SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", reads="source"),
+        "spec.price.stale_after": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="stale_after_s"),
+        "spec.carbon": Live(_PLACEMENT, (Code.CARBON_OVER,), reads="carbon_g_per_kwh"),
+        "spec.carbon.source": Live(_SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", reads="source"),
+        "spec.carbon.stale_after": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="stale_after_s"),
+        "spec.carbon.fallback": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="fallback"),
         "spec.trade.with": _FEDERATION,
         "spec.trade.tenants": _FEDERATION,
         "spec.trade.hold_share": _FEDERATION,
@@ -313,6 +316,7 @@ _ZERO_IS_UNREACHABLE: Final = (
     ("spec", "require", "trust", "within"),
     ("spec", "limits", "cost"),
     ("spec", "limits", "energy"),
+    ("spec", "limits", "carbon"),
     ("spec", "partition", "heartbeat"),
     ("spec", "federation", "term"),
 )
@@ -515,6 +519,7 @@ def _tenant(tenant: Tenant) -> Rule:
 
 
 def _region(region: Region) -> Rule:
+    yield from _zeros(region, (("spec", "price", "stale_after"), ("spec", "carbon", "stale_after")))
     names = [key.name for key in region.spec.keys]
     for index, name in enumerate(names):
         if name in names[:index]:

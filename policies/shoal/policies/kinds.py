@@ -345,13 +345,18 @@ class Location(Part):
 
 
 class PriceFeed(Part):
+    """source: a file in the coordinator's folder for signals, or an https URL. A value older than stale_after counts
+    on, and is marked wherever it appears."""
+
     source: Line
-    stale_after: Duration | None = None
+    stale_after: Duration = Seconds(7200.0)
 
 
 class CarbonFeed(Part):
+    """fallback: what counts where the source gave nothing for stale_after."""
+
     source: Line
-    stale_after: Duration | None = None
+    stale_after: Duration = Seconds(7200.0)
     fallback: Intensity | None = None
 
 

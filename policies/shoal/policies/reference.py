@@ -25,7 +25,10 @@ Quantities carry their unit: `60ms`, `16GiB`, `1.50 USD/h`, `2.0 J/inference`, `
 gets one replica on any device, lowest latency, priority 100 and the default partition rule.
 
 **Price.** A node's price is its label `price`, for example `shoal-agent join --label "price=0.40 USD/h"`; without it
-the Region's `spec.price` counts. `limits.cost` and `optimize.cost` read nothing else.
+the Region's `spec.price` counts as it is now. `limits.cost` and `optimize.cost` read nothing else.
+
+**Signals.** A Region's price and carbon intensity are constants, or come from a file or a URL and may grow stale; an
+operator's word comes first ([guide](../guides/signals.md)). `limits.carbon` reads joules x rate x intensity.
 
 **Residency.** A Region says with `spec.location.residency` where it lies; `require.residency` lists where inputs and
 weights may be.

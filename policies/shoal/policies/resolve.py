@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from shoal.policies import kinds
 from shoal.policies.documents import key_of_workload
-from shoal.policies.kinds import Optimize, Policy, PolicySpec, PriceFeed, Region, Relax, Require, Tenant, Workload
+from shoal.policies.kinds import Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
@@ -40,7 +40,7 @@ def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests
     Raises ShoalError(MODEL_UNKNOWN) where a source is not among them.
     """
     spec = policy.spec if policy is not None else PolicySpec()
-    require, limits = _requirements(spec.require), Limits(spec.limits.cost, spec.limits.energy)
+    require, limits = _requirements(spec.require), Limits(spec.limits.cost, spec.limits.energy, spec.limits.carbon)
     model = workload.spec.model
     return Intent(
         key=key_of_workload(workload),
@@ -78,16 +78,15 @@ def trades(region: Region) -> tuple[Trade, ...]:
     return tuple(Trade(one.partner, one.tenants, one.hold_share) for one in region.spec.trade)
 
 
-def node_price(labels: Mapping[str, str], region: Region | None) -> UsdPerHour | None:
-    """What an hour of a node costs: its label `price` (`0.40 USD/h`), else the region's constant; None where neither
-    says, or the label cannot be read: an unknown price is never taken for a low one."""
+def node_price(labels: Mapping[str, str], region_price: UsdPerHour | None) -> UsdPerHour | None:
+    """What an hour of a node costs: its label `price` (`0.40 USD/h`), else the region's price as it is now; None where
+    neither says, or the label cannot be read: an unknown price is never taken for a low one."""
     if PRICE_LABEL in labels:
         try:
             return UsdPerHour(parse_quantity(labels[PRICE_LABEL], COST))
         except ShoalError:
             return None
-    price = region.spec.price if region is not None else None
-    return None if isinstance(price, PriceFeed) else price
+    return region_price
 
 
 def _pinned(source: str, precision: str | None, digests: Mapping[str, ModelRef]) -> ModelRef:

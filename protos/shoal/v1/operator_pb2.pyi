@@ -475,6 +475,60 @@ class WorkloadPlan(_message.Message):
 Global___WorkloadPlan: _TypeAlias = WorkloadPlan  # noqa: Y015
 
 @_typing.final
+class SignalView(_message.Message):
+    """The region's price or carbon as it counts now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TAKEN_AT_FIELD_NUMBER: _builtins.int
+    STALE_FIELD_NUMBER: _builtins.int
+    FALLBACK_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """price | carbon"""
+    value: _builtins.float
+    """NaN: nobody says."""
+    unit: _builtins.str
+    """USD/h | gCO2/kWh"""
+    source: _builtins.str
+    """constant | by hand | the feed as the Region document writes it"""
+    taken_at: _builtins.float
+    stale: _builtins.bool
+    fallback: _builtins.bool
+    """The document's fallback counts, because the source is stale."""
+    why: _builtins.str
+    """Source and age, for people."""
+    @_builtins.property
+    def refusal(self) -> _nouns_pb2.Refusal:
+        """Why the last look at the source failed."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.float = ...,
+        unit: _builtins.str = ...,
+        source: _builtins.str = ...,
+        taken_at: _builtins.float = ...,
+        stale: _builtins.bool = ...,
+        fallback: _builtins.bool = ...,
+        why: _builtins.str = ...,
+        refusal: _nouns_pb2.Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "name", b"name", "refusal", b"refusal", "source", b"source", "stale", b"stale", "taken_at", b"taken_at", "unit", b"unit", "value", b"value", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignalView: _TypeAlias = SignalView  # noqa: Y015
+
+@_typing.final
 class PlanReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -484,6 +538,7 @@ class PlanReply(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     COMPUTED_AT_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
     hash: _builtins.str
     changes: _builtins.bool
     computed_at: _builtins.float
@@ -493,6 +548,10 @@ class PlanReply(_message.Message):
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___DocumentChange]: ...
     @_builtins.property
     def workloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadPlan]: ...
+    @_builtins.property
+    def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalView]:
+        """What costs and carbon were computed with."""
+
     def __init__(
         self,
         *,
@@ -502,10 +561,11 @@ class PlanReply(_message.Message):
         hash: _builtins.str = ...,
         changes: _builtins.bool = ...,
         computed_at: _builtins.float = ...,
+        signals: _abc.Iterable[Global___SignalView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "computed_at", b"computed_at", "documents", b"documents", "hash", b"hash", "problems", b"problems", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "computed_at", b"computed_at", "documents", b"documents", "hash", b"hash", "problems", b"problems", "signals", b"signals", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -943,6 +1003,35 @@ class TokenView(_message.Message):
 Global___TokenView: _TypeAlias = TokenView  # noqa: Y015
 
 @_typing.final
+class RegionView(_message.Message):
+    """document: none where the region has no Region document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def document(self) -> Global___DocumentView: ...
+    @_builtins.property
+    def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalView]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        document: Global___DocumentView | None = ...,
+        signals: _abc.Iterable[Global___SignalView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "name", b"name", "signals", b"signals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionView: _TypeAlias = RegionView  # noqa: Y015
+
+@_typing.final
 class GetReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -953,6 +1042,7 @@ class GetReply(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
     @_builtins.property
@@ -967,6 +1057,8 @@ class GetReply(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenView]: ...
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionView]: ...
     def __init__(
         self,
         *,
@@ -977,10 +1069,11 @@ class GetReply(_message.Message):
         documents: _abc.Iterable[Global___DocumentView] | None = ...,
         events: _abc.Iterable[Global___Event] | None = ...,
         tokens: _abc.Iterable[Global___TokenView] | None = ...,
+        regions: _abc.Iterable[Global___RegionView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "documents", b"documents", "events", b"events", "nodes", b"nodes", "placements", b"placements", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "documents", b"documents", "events", b"events", "nodes", b"nodes", "placements", b"placements", "regions", b"regions", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1059,22 +1152,26 @@ class ExplainReply(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
+    SIGNALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def plan(self) -> Global___WorkloadPlan: ...
     @_builtins.property
     def workload(self) -> Global___WorkloadView: ...
     @_builtins.property
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementView]: ...
+    @_builtins.property
+    def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalView]: ...
     def __init__(
         self,
         *,
         plan: Global___WorkloadPlan | None = ...,
         workload: Global___WorkloadView | None = ...,
         placements: _abc.Iterable[Global___PlacementView] | None = ...,
+        signals: _abc.Iterable[Global___SignalView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "plan", b"plan", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "plan", b"plan", "signals", b"signals", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1589,3 +1686,47 @@ class RotateAuthorityReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RotateAuthorityReply: _TypeAlias = RotateAuthorityReply  # noqa: Y015
+
+@_typing.final
+class SetSignalRequest(_message.Message):
+    """name: price | carbon. value: with its unit; empty: clears the operator's word."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    value: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetSignalRequest: _TypeAlias = SetSignalRequest  # noqa: Y015
+
+@_typing.final
+class SetSignalReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def signal(self) -> Global___SignalView: ...
+    def __init__(
+        self,
+        *,
+        signal: Global___SignalView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["signal", b"signal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signal", b"signal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetSignalReply: _TypeAlias = SetSignalReply  # noqa: Y015

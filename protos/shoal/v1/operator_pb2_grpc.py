@@ -114,6 +114,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityReply.FromString,
                 _registered_method=True)
+        self.SetSignal = channel.unary_unary(
+                '/shoal.v1.Operator/SetSignal',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.SetSignalRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.SetSignalReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -222,6 +227,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetSignal(self, request, context):
+        """An operator's word for the region's price or carbon, until it is cleared.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -304,6 +316,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.RotateAuthority,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.RotateAuthorityReply.SerializeToString,
+            ),
+            'SetSignal': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSignal,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.SetSignalRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.SetSignalReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -738,6 +755,33 @@ class Operator:
             '/shoal.v1.Operator/RotateAuthority',
             shoal_dot_v1_dot_operator__pb2.RotateAuthorityRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.RotateAuthorityReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSignal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/SetSignal',
+            shoal_dot_v1_dot_operator__pb2.SetSignalRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.SetSignalReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,8 @@ class OperatorStub:
     """Forgets what was held against a model."""
     GetAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetAuthorityRequest, _operator_pb2.GetAuthorityReply]
     RotateAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]
+    SetSignal: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetSignalRequest, _operator_pb2.SetSignalReply]
+    """An operator's word for the region's price or carbon, until it is cleared."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -81,6 +83,8 @@ class OperatorAsyncStub(OperatorStub):
     """Forgets what was held against a model."""
     GetAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetAuthorityRequest, _operator_pb2.GetAuthorityReply]  # type: ignore[assignment]
     RotateAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]  # type: ignore[assignment]
+    SetSignal: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetSignalRequest, _operator_pb2.SetSignalReply]  # type: ignore[assignment]
+    """An operator's word for the region's price or carbon, until it is cleared."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -201,5 +205,13 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.RotateAuthorityRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.RotateAuthorityReply, _abc.Awaitable[_operator_pb2.RotateAuthorityReply]]: ...
+
+    @_abc_1.abstractmethod
+    def SetSignal(
+        self,
+        request: _operator_pb2.SetSignalRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.SetSignalReply, _abc.Awaitable[_operator_pb2.SetSignalReply]]:
+        """An operator's word for the region's price or carbon, until it is cleared."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

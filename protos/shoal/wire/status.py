@@ -22,6 +22,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.EXPRESSION_INVALID,
         Code.POLICY_COST,
         Code.SOURCE_DENIED,
+        Code.SIGNAL_INVALID,
         Code.CSR_DENIED,
         Code.NOT_SUPPORTED_YET,
         Code.TELEMETRY_ABSURD,

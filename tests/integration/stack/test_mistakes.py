@@ -34,8 +34,9 @@ def state(stack: Stack) -> dict[str, Any]:
     with stack.api() as api:
         held = {
             kind: [(one.name, one.revision, one.text) for one in api.get(kind).documents]
-            for kind in ("policies", "tenants", "regions")
+            for kind in ("policies", "tenants")
         }
+        held["regions"] = [(one.name, one.document.revision, one.document.text) for one in api.get("regions").regions]
         held["workloads"] = [
             (view.workload.name, view.revision, view.document) for view in api.get("workloads").workloads
         ]

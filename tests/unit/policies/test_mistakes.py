@@ -115,7 +115,7 @@ MISTAKES = [
     ("federation", policy("  §federation: {delegate: when-better}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("migration", policy("  §migration: {drain: 30s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("schedule", policy("  §schedule: [{when: x, optimize: {cost: 1}}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
-    ("carbon", policy("  limits: {§carbon: 40 gCO2/h}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("no carbon at all", policy("  limits: {carbon: §0 gCO2/h}\n"), Code.POLICY_UNREACHABLE, "raise it"),
     ("node power", policy("  limits: {§node_power: 15W}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     (
         "tolerance",
@@ -153,11 +153,12 @@ MISTAKES = [
         "fetch it",
     ),
     (
-        "price feed",
-        "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\nspec: {price: {§source: ./p.csv}}\n",
-        Code.NOT_SUPPORTED_YET,
-        "remove",
+        "price that is always stale",
+        region("  price: {source: ./p.csv, stale_after: §0s}\n"),
+        Code.POLICY_UNREACHABLE,
+        "raise",
     ),
+    ("carbon of no unit", region("  carbon: {source: ./c.csv, fallback: §350}\n"), Code.UNIT_MISSING, "gCO2/kWh"),
     (
         "tenant rate",
         "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {§rate: 5/s}}\n",

@@ -52,7 +52,7 @@ spec:
     precision: {allow: [fp32]}
     availability: {replicas: 3, spread: node, standby: none, recovery: 5s}
     trust: {within: 24h}
-  limits: {cost: 1.50 USD/h, energy: 2.0 J/inference}
+  limits: {cost: 1.50 USD/h, energy: 2.0 J/inference, carbon: 40 gCO2/h}
   optimize: {energy: 5, cost: 3, latency: 2}
   relax:
     - latency: {p95: 90ms}
@@ -95,7 +95,7 @@ def test_policy_and_workload_become_an_intent() -> None:
     assert (require.where, require.residency, require.precisions) == ('device.kind == "npu"', ("eu",), ("fp32",))
     assert (require.replicas, require.spread, require.standby) == (3, Spread.NODE, Standby.NONE)
     assert (require.recovery_s, require.measured_only, require.measured_within_s) == (5.0, True, 86400.0)
-    assert intent.limits == Limits(cost=units.UsdPerHour(1.5), energy=units.Joules(2.0))
+    assert intent.limits == Limits(units.UsdPerHour(1.5), units.Joules(2.0), units.GramsPerHour(40.0))
     assert intent.weights == Weights(latency=0.2, cost=0.3, energy=0.5)
     assert intent.traffic == (
         Traffic("eu-west", units.PerSecond(120.0), units.PerSecond(120.0)),
@@ -179,11 +179,9 @@ def test_quota() -> None:
 
 
 def test_a_price_is_the_labels_else_the_regions_else_unknown() -> None:
-    region = only("apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\nspec: {price: 0.40 USD/h}\n")
-    silent = only("apiVersion: shoal/v1\nkind: Region\nmetadata: {name: r}\n")
+    region = units.UsdPerHour(0.4)
     assert node_price({"price": "0.05 USD/h"}, region) == 0.05
     assert node_price({}, region) == 0.4
-    assert node_price({}, silent) is None
     assert node_price({}, None) is None
     assert node_price({"price": "cheap"}, region) is None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shoal.cli.render.output import clean, line, table
-from shoal.cli.render.resources import device_name, estimate, reason, show
+from shoal.cli.render.resources import device_name, estimate, reason, show, show_signals
 from shoal.policies import Problem
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
@@ -54,6 +54,7 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
             line(f"    {text}", _STYLE.get(text[:1], ""))
     for workload in plan.workloads:
         show_workload(workload, wide=wide)
+    show_signals(plan.signals)
     if not plan.changes:
         line("nothing to do")
     line(f"plan {plan.hash}")
@@ -84,6 +85,7 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
     if view.reason.code:
         line(f"  {reason(view.reason)}  {view.reason.asked}  {view.reason.remedy}")
     show_workload(reply.plan, wide=wide)
+    show_signals(reply.signals)
     show("placements", reply.placements, wide=wide)
 
 

@@ -1,7 +1,7 @@
 """Listings: how each kind looks in a table. Emulated devices say so in every row."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]
         "placements": reply.placements,
         "policies": reply.documents,
         "tenants": reply.documents,
-        "regions": reply.documents,
+        "regions": reply.regions,
         "tokens": reply.tokens,
         "events": reply.events,
     }[kind]
@@ -131,6 +131,28 @@ def _placement_joules(row: operator_pb2.PlacementView) -> str:
 def _rate(receipt: Any) -> str:
     flops = max(receipt.rates.matmul_flops.values(), default=0.0)
     return f"{flops / 1e9:.4g} GFLOP/s" if flops else "-"
+
+
+def show_signals(signals: Iterable[operator_pb2.SignalView]) -> None:
+    """One line each, of those that have a value or should have one."""
+    for signal in signals:
+        if not math.isnan(signal.value) or signal.refusal.code:
+            line(f"{signal.name} {signal_text(signal)}", "yellow" if signal.stale else "dim")
+
+
+def signal_text(signal: operator_pb2.SignalView) -> str:
+    """Value, source and age, and why the source could not be read."""
+    value = "unknown" if math.isnan(signal.value) else f"{signal.value:.4g} {signal.unit}"
+    refused = f"; {reason(signal.refusal)}" if signal.refusal.code else ""
+    return f"{value} ({signal.why}{refused})"
+
+
+def _signal_of(row: operator_pb2.RegionView, name: str) -> str:
+    return next((signal_text(signal) for signal in row.signals if signal.name == name), "-")
+
+
+def _of_document(cell: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda row: cell(row.document) if row.HasField("document") else "-"
 
 
 Column = tuple[str, Callable[[Any], str]]
@@ -247,7 +269,13 @@ _DOCUMENT: Final[tuple[Column, ...]] = (
     ("APPLIED", lambda row: when(row.applied_at)),
     ("BY", lambda row: row.applied_by),
 )
-_COLUMNS.update(dict.fromkeys(("policies", "tenants", "regions"), _DOCUMENT))
+_COLUMNS.update(dict.fromkeys(("policies", "tenants"), _DOCUMENT))
+_COLUMNS["regions"] = (
+    ("NAME", lambda row: row.name),
+    ("PRICE", lambda row: _signal_of(row, "price")),
+    ("CARBON", lambda row: _signal_of(row, "carbon")),
+    *((f"+{name}", _of_document(cell)) for name, cell in _DOCUMENT[1:]),
+)
 
 
 def estimate(value: operator_pb2.Estimate, show_one: Callable[[float], str]) -> str:

@@ -55,6 +55,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/ClearModel": _WRITE,
     "/shoal.v1.Operator/GetAuthority": _READ,
     "/shoal.v1.Operator/RotateAuthority": _WRITE,
+    "/shoal.v1.Operator/SetSignal": _WRITE,
 }
 MESSAGE_S: Final = 10.0
 """For the message of a call that has one, and for each of an upload; a session keeps its own time."""

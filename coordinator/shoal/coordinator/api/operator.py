@@ -11,6 +11,7 @@ from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
 from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.ports import Clock, Store
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -19,7 +20,8 @@ from shoal.v1 import nouns_pb2, operator_pb2, operator_pb2_grpc
 from shoal.wire.identity import identity_of_context
 
 KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", "region": "Region"}
-LISTS: Final = {"policies": "Policy", "tenants": "Tenant", "regions": "Region"}
+LISTS: Final = {"policies": "Policy", "tenants": "Tenant"}
+_KINDS_LISTED: Final = ("nodes", "devices", "workloads", "placements", "tokens", "events", "regions", *LISTS)
 EVENTS_MOST: Final = 10_000
 
 
@@ -68,7 +70,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
         actor = identity_of_context(context).uri
         planned = self._region.workloads.plan(_texts(request.documents), dict(request.digests), actor)
-        return views.plan_view(planned, self._clock.wall())
+        return views.plan_view(planned, self._clock.wall(), self._region.signals.refusals)
 
     async def Apply(self, request: operator_pb2.ApplyRequest, context: Any) -> operator_pb2.ApplyReply:
         actor = identity_of_context(context).uri
@@ -80,7 +82,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         await self._audit.note(actor, "Apply", names, outcome)
         return operator_pb2.ApplyReply(
             problems=[views.problem_view(problem) for problem in applied.planned.problems],
-            plan=views.plan_view(applied.planned, self._clock.wall()),
+            plan=views.plan_view(applied.planned, self._clock.wall(), self._region.signals.refusals),
             stale=applied.stale,
             revision=applied.revision,
         )
@@ -126,6 +128,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             plan=views.workload_plan_view(plan),
             workload=listed[0] if listed else None,
             placements=views.placement_views(controller, fleet, controller.explained(), key),
+            signals=self._signals(),
         )
 
     async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
@@ -208,6 +211,30 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         rotation = views.authority_view(await self._members.rotation(), len(self._members.revoked))
         return operator_pb2.RotateAuthorityReply(authority=rotation)
 
+    async def SetSignal(self, request: operator_pb2.SetSignalRequest, context: Any) -> operator_pb2.SetSignalReply:
+        actor = identity_of_context(context).uri
+        if request.name not in tuple(SignalName):
+            raise refuse(
+                Code.FIELD_INVALID,
+                f"signal {request.name!r:.40}",
+                f"one of {', '.join(SignalName)}",
+                "choose one of these",
+            )
+        name = SignalName(request.name)
+        if request.value:
+            await self._region.signals.set(name, request.value, actor)
+            outcome = f"set to {request.value:.80}"
+        else:
+            cleared = await self._region.signals.clear(name, actor)
+            outcome = "cleared" if cleared else "nothing was set"
+        await self._audit.note(actor, "SetSignal", name, outcome)
+        shown = next(view for view in self._signals() if view.name == name)
+        return operator_pb2.SetSignalReply(signal=shown)
+
+    def _signals(self) -> list[operator_pb2.SignalView]:
+        signals = self._region.signals
+        return views.signal_views(signals.now(), signals.refusals, self._clock.wall())
+
     async def _node(self, name: str) -> operator_pb2.NodeView:
         state = self._region.fleet.fleet.nodes[name]
         ends = await self._enrolment.expiry_of(state.node.role, name)
@@ -233,6 +260,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "events":
                 reply.events.extend(views.event_view(event) for event in await self._region.events.past(0, EVENTS_MOST))
+            case "regions":
+                name = self._region.config.name
+                view = reply.regions.add(name=name, signals=self._signals())
+                if (stored := controller.catalog.documents.get(DocumentKey("Region", name))) is not None:
+                    view.document.CopyFrom(views.document_view(stored))
             case kind if kind in LISTS:
                 reply.documents.extend(
                     views.document_view(stored)
@@ -240,7 +272,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                     if key.kind == LISTS[kind]
                 )
             case _:
-                raise _unknown_kind(kind, ("nodes", "devices", "workloads", "placements", "tokens", "events", *LISTS))
+                raise _unknown_kind(kind, _KINDS_LISTED)
         return reply
 
 
@@ -268,7 +300,7 @@ def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
         case "placements":
             workload = value.assignment.workload
             return name in ("", workload.name, value.assignment.id) and tenant in ("", workload.tenant)
-        case "documents":
+        case "documents" | "regions":
             return name in ("", value.name)
         case "tokens":
             return name in ("", value.id, value.name)

@@ -1,5 +1,6 @@
 """What the region knows, as the operator API shows it. Pure: values in, messages out."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
 from shoal.coordinator.core.prediction.model import Interval, Prediction
+from shoal.coordinator.core.signals.decide import described
+from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.model import Wait
 from shoal.coordinator.core.workloads.routes import is_seen
 from shoal.policies import Problem
@@ -172,7 +175,31 @@ def workload_views(controller: WorkloadsController, fleet: Fleet) -> list[operat
     return views
 
 
-def plan_view(planned: Planned, wall: Wall) -> operator_pb2.PlanReply:
+def signal_views(
+    signals: Mapping[SignalName, Signal], refusals: Mapping[SignalName, Refusal], wall: Wall
+) -> list[operator_pb2.SignalView]:
+    """Every signal, also one that has no value."""
+    return [_signal(name, signals.get(name), refusals.get(name), wall) for name in SignalName]
+
+
+def _signal(name: SignalName, signal: Signal | None, refusal: Refusal | None, wall: Wall) -> operator_pb2.SignalView:
+    view = operator_pb2.SignalView(
+        name=name,
+        value=signal.value if signal is not None else math.nan,
+        unit=name.unit,
+        source=signal.source if signal is not None else "",
+        taken_at=(signal.taken_at or 0.0) if signal is not None else 0.0,
+        stale=signal is not None and signal.stale,
+        fallback=signal is not None and signal.fallback,
+        why=described(signal, wall) if signal is not None else "nobody says",
+    )
+    if refusal is not None:
+        view.refusal.CopyFrom(refusal_view(refusal))
+    return view
+
+
+def plan_view(planned: Planned, wall: Wall, refusals: Mapping[SignalName, Refusal]) -> operator_pb2.PlanReply:
+    """refusals: of the signals' sources."""
     reply = operator_pb2.PlanReply(
         problems=[problem_view(problem) for problem in planned.problems],
         documents=[_change(change) for change in planned.documents],
@@ -181,6 +208,7 @@ def plan_view(planned: Planned, wall: Wall) -> operator_pb2.PlanReply:
     if planned.plan is not None:
         reply.workloads.extend(workload_plan_view(workload) for workload in planned.plan.workloads)
         reply.hash = planned.plan.hash
+        reply.signals.extend(signal_views(planned.signals, refusals, wall))
         reply.changes = planned.plan.changes or bool(planned.documents)
     return reply
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -9,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from shoal.coordinator.controllers.publishers import Judged, Newest, declared, judge, signatures, went_back
 from shoal.coordinator.core.placement.model import DocumentRef, Publisher, RegionFacts, Signatures
+from shoal.coordinator.core.signals.model import Rule, Signal, SignalName
 from shoal.policies import (
     Document,
     Kind,
@@ -26,6 +28,7 @@ from shoal.policies import (
     resolve,
     trades,
 )
+from shoal.policies.kinds import CarbonFeed, PriceFeed
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Wall
@@ -143,9 +146,20 @@ class Catalog:
             DocumentRef(stored.kind, stored.name, stored.digest) for _, stored in sorted(self.documents.items())
         )
 
-    def facts(self, region: str) -> RegionFacts:
+    def facts(self, region: str, signals: Mapping[SignalName, Signal]) -> RegionFacts:
         document = self.region(region)
-        return RegionFacts(region, (document.spec.location.residency or "") if document is not None else "")
+        residency = (document.spec.location.residency or "") if document is not None else ""
+        carbon = signals.get(SignalName.CARBON)
+        return RegionFacts(region, residency, carbon_g_per_kwh=carbon.value if carbon is not None else math.nan)
+
+    def rules(self, region: str) -> Mapping[SignalName, Rule]:
+        """What the region's document says of its signals, of those that it names."""
+        document = self.region(region)
+        if document is None:
+            return {}
+        spec = document.spec
+        said = {SignalName.PRICE: spec.price, SignalName.CARBON: spec.carbon}
+        return {name: _rule(value) for name, value in said.items() if value is not None}
 
     def region(self, name: str) -> Region | None:
         stored = self.documents.get(DocumentKey("Region", name))
@@ -308,6 +322,16 @@ def _publishers(documents: Sequence[Document], keys: Mapping[str, Publisher]) ->
                             "declare it under spec.keys of the Region, with this document or before it",
                         ),
                     )
+
+
+def _rule(said: float | PriceFeed | CarbonFeed) -> Rule:
+    match said:
+        case PriceFeed():
+            return Rule(None, said.source, said.stale_after)
+        case CarbonFeed():
+            return Rule(None, said.source, said.stale_after, said.fallback)
+        case constant:
+            return Rule(constant)
 
 
 def _diff(before: StoredDocument, after: StoredDocument) -> Iterator[str]:

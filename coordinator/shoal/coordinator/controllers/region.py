@@ -11,10 +11,12 @@ from typing import Final
 from shoal.coordinator.controllers.events import EventLog
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.models import ModelsController
+from shoal.coordinator.controllers.signals import SignalsController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
-from shoal.coordinator.ports import AgentLinks, Blobs, Clock, Ids, Inspector, Meter, StaleRevision, Store
-from shoal.types.codes import Refusal, ShoalError
+from shoal.coordinator.core.signals.model import Reading, SignalName
+from shoal.coordinator.ports import AgentLinks, Blobs, Clock, Ids, Inspector, Meter, Signals, StaleRevision, Store
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Elapsed, Seconds
 
 TICK_S: Final = Seconds(0.25)
@@ -48,6 +50,13 @@ class NoMeter:
         pass
 
 
+class NoSignals:
+    """Reads no feed: constants and an operator's word are all there is."""
+
+    async def read(self, name: SignalName, source: str) -> tuple[Reading, ...]:
+        raise refuse(Code.SOURCE_DENIED, f"{source:.120}", "a constant", "this coordinator reads no feeds")
+
+
 class Region:
     """The regional coordinator behind its ports. fleet implements ports.LinkEvents: give it to the link adapter."""
 
@@ -63,6 +72,7 @@ class Region:
         *,
         meter: Meter | None = None,
         restored: Refusal | None = None,
+        signals: Signals | None = None,
     ) -> None:
         """restored: why the store is a copy that is older than what was acknowledged; opens a new history."""
         self.config = config
@@ -75,6 +85,16 @@ class Region:
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
         self.truth = Truth(config.name, store, self.events, ids, meter)
         self.fleet = FleetController(store, links, self.truth, clock, meter, self._dirty.set)
+        self.signals = SignalsController(
+            config.name,
+            store,
+            self.truth,
+            clock,
+            meter,
+            signals or NoSignals(),
+            lambda: self.workloads.catalog,
+            changed=self._dirty.set,
+        )
         self.workloads = WorkloadsController(
             config.name,
             store,
@@ -85,6 +105,7 @@ class Region:
             meter,
             seed=config.seed,
             changed=self._dirty.set,
+            signals=self.signals.now,
         )
         self.models = ModelsController(
             store,
@@ -111,6 +132,7 @@ class Region:
         await self.fleet.start()
         await self.models.start()
         await self.workloads.start()
+        await self.signals.start()
 
     async def run(self) -> None:
         """Judges silence and steps, until stopped."""

@@ -7,7 +7,7 @@ repaired: a session is sent its set when it opens, and again when the node says 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.coordinator.controllers import records
@@ -30,6 +30,7 @@ from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
 from shoal.coordinator.core.placement.model import Inputs, Plan, Reservation, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Snapshot
 from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
@@ -51,10 +52,11 @@ PLANS_KEPT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What applying would do. problems: then there is neither plan nor hash."""
+    """What applying would do. problems: then there is neither plan nor hash. signals: as the plan reads them."""
 
     proposal: Proposal
     plan: Plan | None
+    signals: Mapping[SignalName, Signal] = field(default_factory=dict)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -87,8 +89,11 @@ class WorkloadsController:
         *,
         seed: int,
         changed: Callable[[], None],
+        signals: Callable[[Catalog], Mapping[SignalName, Signal]],
     ) -> None:
-        """seed: of every choice that placement leaves open. changed: called when the next step should come at once."""
+        """seed: of every choice that placement leaves open. changed: called when the next step should come at once.
+
+        signals: as they are now under the documents of a catalog."""
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
         self.signatures = Signatures()
@@ -110,6 +115,7 @@ class WorkloadsController:
         self._meter = meter
         self._seed = seed
         self._changed = changed
+        self._signals = signals
         self._memory = Memory()
         self._saved = Memory()
         self._revisions: dict[str, int] = {}
@@ -183,7 +189,7 @@ class WorkloadsController:
             return Planned(proposal, None)
         plan = self.explained(proposal.catalog)
         self._remember(plan)
-        return Planned(proposal, plan)
+        return Planned(proposal, plan, self._signals(proposal.catalog))
 
     async def apply(
         self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str
@@ -280,15 +286,16 @@ class WorkloadsController:
 
     @property
     def costs(self) -> dict[Slot, UsdPerHour]:
-        return self._costs(self.catalog)
+        return self._costs(self._signals(self.catalog))
 
-    def _costs(self, catalog: Catalog) -> dict[Slot, UsdPerHour]:
+    def _costs(self, signals: Mapping[SignalName, Signal]) -> dict[Slot, UsdPerHour]:
         """A node's price counts for each of its devices; absent where it is unknown."""
-        region = catalog.region(self._region)
+        signal = signals.get(SignalName.PRICE)
+        region_price = UsdPerHour(signal.value) if signal is not None else None
         return {
             Slot(name, device.name): price
             for name, state in self._fleet.fleet.nodes.items()
-            if (price := node_price(state.node.labels, region)) is not None
+            if (price := node_price(state.node.labels, region_price)) is not None
             for device in state.node.devices
         }
 
@@ -334,15 +341,16 @@ class WorkloadsController:
 
     def _world(self, catalog: Catalog) -> World:
         intents = self.intents if catalog is self.catalog else catalog.intents
+        signals = self._signals(catalog)
         return World(
-            region=catalog.facts(self._region),
+            region=catalog.facts(self._region, signals),
             fleet=self._fleet.fleet,
             intents=intents,
             profiles=catalog.profiles,
             desired={node: _content(desired) for node, desired in self.desired.items()},
             memory=self._memory,
             quotas=catalog.quotas,
-            costs=self._costs(catalog),
+            costs=self._costs(signals),
             documents=catalog.refs,
             seed=self._seed,
             signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region),

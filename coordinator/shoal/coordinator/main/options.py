@@ -36,7 +36,9 @@ class Config:
     """Flags, else SHOAL_* variables, else defaults. mqtt: the broker, None without one. broker_dir: what it starts
     from, where that is on this machine.
 
-    models: where agents that come by the broker fetch models. advertise: the host that agents and operators dial."""
+    models: where agents that come by the broker fetch models. signals_dir: feeds of price and carbon that are files.
+    signal_hosts: those that a feed's URL may name although they are inside this network. advertise: the host that
+    agents and operators dial."""
 
     region: str
     data_dir: Path
@@ -46,6 +48,8 @@ class Config:
     mqtt: Address | None
     broker_dir: Path | None
     models: Address
+    signals_dir: Path
+    signal_hosts: tuple[str, ...]
     advertise: str
     store: str
     store_options: StoreOptions
@@ -67,6 +71,8 @@ def config_of(options: argparse.Namespace) -> Config:
         mqtt=address_of(options.mqtt) if options.mqtt else None,
         broker_dir=Path(options.broker_dir) if options.broker_dir else None,
         models=address_of(options.models),
+        signals_dir=Path(options.signals_dir or Path(options.data_dir) / "signals"),
+        signal_hosts=tuple(host.strip() for hosts in options.signal_host for host in hosts.split(",") if host.strip()),
         advertise=options.advertise or ("127.0.0.1" if link.is_any else link.host),
         store=options.store,
         store_options=StoreOptions(
@@ -153,6 +159,17 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--models", default=default("MODELS", "127.0.0.1:7446"), help="models for agents that come by --mqtt, HTTPS"
+    )
+    run.add_argument(
+        "--signals-dir",
+        default=default("SIGNALS_DIR", ""),
+        help="folder of the files that a Region may name as source of price or carbon. [default: DATA_DIR/signals]",
+    )
+    run.add_argument(
+        "--signal-host",
+        action="append",
+        default=[environment["SHOAL_SIGNAL_HOSTS"]] if environment.get("SHOAL_SIGNAL_HOSTS") else [],
+        help="a host that a source's URL may name although it is inside this network, and plain http then; repeatable",
     )
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
     run.add_argument(

@@ -49,6 +49,7 @@ from shoal.coordinator.main.serving import (
     serve_metrics,
     serve_models,
 )
+from shoal.coordinator.signals.sources import open_sources
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -130,6 +131,7 @@ async def run(config: Config) -> None:
             RegionConfig(config.region, seed=config.seed),
             meter=meter,
             restored=store.recovery,
+            signals=open_sources(config.signals_dir, config.signal_hosts, clock),
         )
         await region.start()
         for each in links:
@@ -227,6 +229,7 @@ async def run(config: Config) -> None:
             asyncio.create_task(_keep_running(region)),
             asyncio.create_task(back_up(store, config.backup_every_s)),
             asyncio.create_task(members.run()),
+            asyncio.create_task(region.signals.run()),
             asyncio.create_task(refresh(turned)),
         ]
         if broker is not None:
