@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.coordinator.controllers.region import Region, RegionConfig
+from shoal.coordinator.ports import Signals
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
 from shoal.types.codes import Refusal
@@ -124,14 +125,14 @@ class World:
     ids: CountingIds
 
     @classmethod
-    async def open(cls, folder: Path, before: "World | None" = None) -> "World":
-        """before: the same machine earlier; its clock, models and names go on."""
+    async def open(cls, folder: Path, before: "World | None" = None, *, signals: Signals | None = None) -> "World":
+        """before: the same machine earlier; its clock, models and names go on. signals: feeds that it can read."""
         store = await SqliteStore.open(folder, reserve_bytes=0)
         sent = Sent()
         clock, models, ids = (
             (before.clock, before.models, before.ids) if before else (ManualClock(), KnownModels(), CountingIds())
         )
-        region = Region(store, sent, models, models, clock, ids, RegionConfig("eu"))
+        region = Region(store, sent, models, models, clock, ids, RegionConfig("eu"), signals=signals)
         await region.start()
         return cls(region, store, sent, clock, models, ids)
 

@@ -110,6 +110,39 @@ def test_placements_say_what_is_emulated(request: pytest.FixtureRequest, capsys:
     agrees("placements.txt", capsys.readouterr().out, request)
 
 
+def signals() -> list[operator_pb2.SignalView]:
+    return [
+        operator_pb2.SignalView(
+            name="price", value=0.4, unit="USD/h", source="./prices.csv", taken_at=1, why="./prices.csv, 3m ago"
+        ),
+        operator_pb2.SignalView(
+            name="carbon", value=350, unit="gCO2/kWh", source="https://grid.example/eu.json", taken_at=1, stale=True,
+            fallback=True, why="fallback: https://grid.example/eu.json is stale, 3h ago",
+            refusal=nouns_pb2.Refusal(code="SOURCE_UNREACHABLE", found="answers with status 503"),
+        ),
+    ]  # fmt: skip
+
+
+def test_regions_say_what_price_and_carbon_are_and_why(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = operator_pb2.DocumentView(kind="Region", name="eu-west", revision=2, applied_at=1e9, applied_by="ann")
+    unknown = operator_pb2.SignalView(name="carbon", value=float("nan"), unit="gCO2/kWh", why="nobody says")
+    rows = [
+        operator_pb2.RegionView(name="eu-west", document=document, signals=signals()),
+        operator_pb2.RegionView(name="eu-east", signals=[unknown]),
+    ]
+    resources.show("regions", rows, wide=True)
+    agrees("regions.txt", capsys.readouterr().out, request)
+
+
+def test_a_plan_says_what_costs_were_computed_with(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans.show_plan(operator_pb2.PlanReply(signals=signals(), hash="plan-0123456789ab"), wide=False)
+    agrees("plan-signals.txt", capsys.readouterr().out, request)
+
+
 def test_data_has_numbers_times_and_null_for_what_is_unknown() -> None:
     event = operator_pb2.Event(sequence=2**40, at=1_700_000_000.5, code="X")
     data = as_data(event)

@@ -45,14 +45,17 @@ class FeedFiles:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as cause:
             raise unreachable(f"{name:.120} in {folder}: {cause.strerror}") from cause
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise self._denied(f"{name:.120} is no plain file")
             version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
             if known is not None and known.version == version:
                 return known
-            data = file.read(MOST_BYTES + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
         return FileText(decoded(data, name), version, Wall(found.st_mtime))
 
     def _denied(self, found: str) -> ShoalError:
