@@ -34,7 +34,7 @@ class Feed:
 
     sources: Sources
     source: str
-    say: Callable[[bytes], None]
+    say: Callable[[bytes], object]
     fail: Callable[[], None]
     written_at: Callable[[], Wall]
 
@@ -187,22 +187,23 @@ async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:
         assert await refused(feed.read()) == Code.SOURCE_DENIED
 
 
-async def test_an_answer_without_end_is_cut_off(tmp_path: Path) -> None:
-    ended = asyncio.Event()
+async def test_an_answer_that_is_too_long_is_cut_off(tmp_path: Path) -> None:
+    left = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
+        for _ in range(2 * MOST_BYTES >> 16):
+            await response.write(b"9" * (1 << 16))
         try:
-            while request.transport is not None and not request.transport.is_closing():
-                await response.write(b"9" * 65536)
+            await asyncio.Event().wait()
         finally:
-            ended.set()
-        return response
+            left.set()
+        raise AssertionError
 
     async with served(tmp_path, answer) as feed:
         assert await refused(feed.read()) == Code.SIGNAL_INVALID
-        await asyncio.wait_for(ended.wait(), 30)
+        await asyncio.wait_for(left.wait(), 30)
 
 
 async def test_a_server_that_says_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,9 @@ class FeedUrls:
                     raise _denied(f"{source:.200} leads elsewhere", "a URL that answers itself", "name where it leads")
                 if answer.status != 200:
                     raise unreachable(f"{source:.200} answers with status {answer.status}")
-                return decoded(await _body(answer.content), source)
+                data = await _body(answer.content)
+                await connector.close(abort_ssl=True)  # a server that has more to say is not waited for
+                return decoded(data, source)
         except TimeoutError as cause:
             raise unreachable(f"{source:.200} took more than {TIMEOUT_S:g}s") from cause
         except aiohttp.InvalidURL as cause:
