@@ -169,10 +169,11 @@ def test_one_mistake_and_nothing_of_it_counts(text: str) -> None:
 
 @given(st.text() | st.text(alphabet='[]{},:"0123456789.eE+-TZ at\n', max_size=200))
 def test_any_text_is_readings_or_a_coded_refusal(text: str) -> None:
+    found, refused = tuple[Reading, ...](), None
     try:
         found = readings(CARBON, text, NOW)
     except ShoalError as error:
-        found, refused = (), error.code
+        refused = error.code
     assert found or refused == Code.SIGNAL_INVALID
     assert all(0 <= each.value <= MOST[CARBON] for each in found)
     assert all(one.at < other.at for one, other in pairwise(found))
