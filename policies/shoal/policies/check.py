@@ -48,6 +48,7 @@ _WORKLOADS = "shoal.coordinator.core.workloads"
 _CONTROLLERS = "shoal.coordinator.controllers"
 _FLEET = "shoal.coordinator.core.fleet"
 _SIGNALS = "shoal.coordinator.core.signals"
+_NEGOTIATION = "shoal.coordinator.core.negotiation"
 _LANGUAGE = "shoal.policies.documents"
 _RESOLVE = "shoal.policies.resolve"
 
@@ -137,10 +138,10 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.relax.availability.spread": Live(_PLACEMENT, reads="relax"),
         "spec.relax.limits.cost": Live(_PLACEMENT, reads="relax"),
         "spec.relax.limits.energy": Live(_PLACEMENT, reads="relax"),
-        "spec.federation.delegate": _FEDERATION,
-        "spec.federation.margin": _FEDERATION,
-        "spec.federation.to": _FEDERATION,
-        "spec.federation.term": _FEDERATION,
+        "spec.federation.delegate": Live(_NEGOTIATION, (Code.NO_BID,), reads="mode"),
+        "spec.federation.margin": Live(_NEGOTIATION, (Code.NO_BID,), note="with `when-better`", reads="margin"),
+        "spec.federation.to": Live(_NEGOTIATION, (Code.TRADE_DENIED,), note="any region if not given", reads="to"),
+        "spec.federation.term": Live(_NEGOTIATION, note="agreements renew", reads="term_s"),
         "spec.migration.when.gain": _MIGRATION,
         "spec.migration.when.cooldown": _MIGRATION,
         "spec.migration.when.max_concurrent": _MIGRATION,
@@ -193,9 +194,11 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.carbon.source": Live(_SIGNALS, _SOURCE, note="a file of the coordinator's, or a URL", reads="source"),
         "spec.carbon.stale_after": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="stale_after_s"),
         "spec.carbon.fallback": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="fallback"),
-        "spec.trade.with": _FEDERATION,
-        "spec.trade.tenants": _FEDERATION,
-        "spec.trade.hold_share": _FEDERATION,
+        "spec.trade.with": Live(_NEGOTIATION, (Code.TRADE_DENIED,), reads="partner"),
+        "spec.trade.tenants": Live(_NEGOTIATION, (Code.TRADE_DENIED,), reads="tenants"),
+        "spec.trade.hold_share": Live(
+            _NEGOTIATION, (Code.HOLD_SHARE,), note="of memory and of devices' time, of each partner", reads="hold_share"
+        ),
         "spec.keys.name": Live(_CONTROLLERS, (Code.NAME_DUPLICATE,), reads="keys"),
         "spec.keys.key": Live(_CONTROLLERS, (Code.SIGNATURE_INVALID, Code.MODEL_ROLLBACK), reads="keys"),
         "spec.keys.until": Live(_CONTROLLERS, (Code.SIGNATURE_EXPIRED,), reads="until"),

@@ -369,7 +369,7 @@ CarbonSignal = Annotated[
 class Trade(Part):
     """Regions that this one works for, and for which of their tenants.
 
-    hold_share: the most of its capacity that bids which nobody awarded yet may hold.
+    hold_share: the most of its memory, and of its devices' time, that one of them may have at once.
     """
 
     partner: Pattern = Field(alias="with")

@@ -132,7 +132,8 @@ class Delegation:
 class Trade:
     """Regions that the region works for. partner, tenants: patterns of names.
 
-    hold_share: the most of the region's capacity that unawarded bids to these partners may hold at once.
+    hold_share: the most of the region's memory, and of its devices' time, that one partner may have at once, in bids
+    that hold room and in what runs for it.
     """
 
     partner: str

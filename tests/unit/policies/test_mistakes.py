@@ -112,7 +112,26 @@ MISTAKES = [
         "simpler selector",
     ),
     # nothing acts on it yet
-    ("federation", policy("  §federation: {delegate: when-better}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    (
+        "margin of nothing",
+        policy("  federation: {delegate: when-infeasible, margin: §10%}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "when-better",
+    ),
+    ("never to anyone", policy("  federation: {to: §[eu-*]}\n"), Code.FIELD_WITHOUT_EFFECT, "when to delegate"),
+    (
+        "margin of all",
+        policy("  federation: {delegate: when-better, margin: §100%}\n"),
+        Code.POLICY_UNREACHABLE,
+        "lower",
+    ),
+    (
+        "a share of nothing",
+        region("  trade: [{with: eu-*, hold_share: §0%}]\n"),
+        Code.POLICY_UNREACHABLE,
+        "write a share",
+    ),
+    ("region's coordinates", region("  location: {§lat: 48.9}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("migration", policy("  §migration: {drain: 30s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("schedule", policy("  §schedule: [{when: x, optimize: {cost: 1}}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("no carbon at all", policy("  limits: {carbon: §0 gCO2/h}\n"), Code.POLICY_UNREACHABLE, "raise it"),

@@ -100,10 +100,10 @@ def test_templates_are_valid(kind: str) -> None:
 
 def test_what_a_template_leaves_commented_out_is_valid_too() -> None:
     """Every `# field: value` line of the policy template, taken in, still validates."""
-    fields = "where|residency|precision|availability|trust|limits|relax|  -|partition|priority"
+    fields = "where|residency|precision|availability|trust|limits|relax|  -|federation|partition|priority"
     text = re.sub(rf"^(\s*)# ({fields})", r"\1\2", template("policy"), flags=re.MULTILINE)
     loaded = load([("policy.yaml", text)])
     assert [str(problem) for problem in loaded.problems] == []
     assert "availability" in text
     (document,) = loaded.documents
-    assert {"relax", "partition", "limits", "priority"} <= document.value.spec.model_fields_set
+    assert {"relax", "federation", "partition", "limits", "priority"} <= document.value.spec.model_fields_set

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from shoal.coordinator.controllers.publishers import Judged, Newest, declared, judge, signatures, went_back
@@ -146,7 +147,7 @@ class Catalog:
             DocumentRef(stored.kind, stored.name, stored.digest) for _, stored in sorted(self.documents.items())
         )
 
-    def facts(self, region: str, signals: Mapping[SignalName, Signal]) -> RegionFacts:
+    def facts(self, region: str, signals: Mapping[SignalName, Signal] = MappingProxyType({})) -> RegionFacts:
         document = self.region(region)
         residency = (document.spec.location.residency or "") if document is not None else ""
         carbon = signals.get(SignalName.CARBON)
