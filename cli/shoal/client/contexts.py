@@ -13,7 +13,7 @@ from shoal.wire.private import write_private
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """address: host:port of the region's API. folder: holds cert.pem, key.pem, ca.pem.
+    """address: host:port of the region's API, several with commas. folder: of cert.pem, key.pem, ca.pem.
 
     gateway_rest, gateway_grpc: host:port of a gateway's data ports; empty: asked of the coordinator.
     """

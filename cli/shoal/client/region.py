@@ -50,10 +50,11 @@ class Region:
                 "shoal context login",
             ) from cause
         self._server = dns_of(context.region, Role.COORDINATOR, "coordinator")
-        options = channel_options(LINK_BYTES, server_name=self._server)
-        self._channel = grpc.secure_channel(context.address, credentials, options)
-        self._operator = operator_pb2_grpc.OperatorStub(self._channel)
-        self._artifacts = artifacts_pb2_grpc.ArtifactsStub(self._channel)
+        self._credentials = credentials
+        first, *others = context.address.split(",")
+        self._dial(first)
+        if others:
+            self._find((first, *others))
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +66,27 @@ class Region:
 
     def close(self) -> None:
         self._channel.close()
+
+    def _dial(self, address: str) -> None:
+        self.address = address
+        options = channel_options(LINK_BYTES, server_name=self._server)
+        self._channel = grpc.secure_channel(address, self._credentials, options)
+        self._operator = operator_pb2_grpc.OperatorStub(self._channel)
+        self._artifacts = artifacts_pb2_grpc.ArtifactsStub(self._channel)
+
+    def _find(self, addresses: Sequence[str]) -> None:
+        """The one of several coordinators that leads; where none can be asked, the first one's calls say why."""
+        for address in addresses:
+            self._channel.close()
+            self._dial(address)
+            try:
+                leader = self.who_am_i().leader
+            except ShoalError:
+                continue
+            if leader in addresses:
+                self._channel.close()
+                self._dial(leader)
+            return
 
     def who_am_i(self) -> operator_pb2.WhoAmIReply:
         return self._call(self._operator.WhoAmI, operator_pb2.WhoAmIRequest())  # type: ignore[no-any-return]
@@ -191,14 +213,14 @@ class Region:
             return ShoalError(refusal)
         try:
             check_own(self.context, Wall(time.time()))  # noqa: TID251 - a command's own clock
-            check_peer(self.context, self.context.address, self._server)
+            check_peer(self.context, self.address, self._server)
         except ShoalError as error:
             return error
         except (OSError, ValueError):
             pass  # nobody there: as grpc said
         return refuse(
             refusal.code,
-            f"{self.context.address}: {refusal.found}",
+            f"{self.address}: {refusal.found}",
             "the region's coordinator",
             "check that it runs (shoal dev status) and that the context's address is right",
         )

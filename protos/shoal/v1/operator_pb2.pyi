@@ -49,6 +49,7 @@ class WhoAmIReply(_message.Message):
     GATEWAYS_REST_FIELD_NUMBER: _builtins.int
     GATEWAYS_TOKEN_FIELD_NUMBER: _builtins.int
     ENROL_ADDRESS_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     role: _builtins.str
     name: _builtins.str
@@ -58,6 +59,8 @@ class WhoAmIReply(_message.Message):
     term: _builtins.int
     enrol_address: _builtins.str
     """Where the caller renews its certificate."""
+    leader: _builtins.str
+    """Where the coordinator that leads listens; empty: this one leads."""
     @_builtins.property
     def gateways_grpc(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -78,10 +81,11 @@ class WhoAmIReply(_message.Message):
         gateways_rest: _abc.Iterable[_builtins.str] | None = ...,
         gateways_token: _abc.Iterable[_builtins.str] | None = ...,
         enrol_address: _builtins.str = ...,
+        leader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "enrol_address", b"enrol_address", "gateways_grpc", b"gateways_grpc", "gateways_rest", b"gateways_rest", "gateways_token", b"gateways_token", "history", b"history", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "enrol_address", b"enrol_address", "gateways_grpc", b"gateways_grpc", "gateways_rest", b"gateways_rest", "gateways_token", b"gateways_token", "history", b"history", "leader", b"leader", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

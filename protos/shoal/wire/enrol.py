@@ -6,7 +6,7 @@ Renewing is here too. Blocking: called by commands, and from a thread by what ru
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,8 +98,21 @@ def request_pem(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     return request.public_bytes(serialization.Encoding.PEM)
 
 
-def redeem(address: str, token_text: str, name: str) -> Enrolled:
-    """Redeems a join token at the enrolment server `address` (host:port) for the identity that it is bound to.
+def _in_turn(addresses: str, ask: Callable[[str], Enrolled]) -> Enrolled:
+    """Of a region's coordinators the one that leads answers. Raises what the last one said."""
+    *others, last = addresses.split(",")
+    for address in others:
+        try:
+            return ask(address)
+        except ShoalError as error:
+            if error.code not in (Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER):
+                raise
+    return ask(last)
+
+
+def redeem(addresses: str, token_text: str, name: str) -> Enrolled:
+    """Redeems a join token at an enrolment server of `addresses` (host:port, several with commas) for the identity that
+    it is bound to.
 
     name: may be empty for a token that is bound to one.
 
@@ -108,6 +121,10 @@ def redeem(address: str, token_text: str, name: str) -> Enrolled:
     token = parse_join_token(token_text)
     if name:
         check_name(name, "name")
+    return _in_turn(addresses, lambda address: _redeem(address, token, name))
+
+
+def _redeem(address: str, token: JoinToken, name: str) -> Enrolled:
     ca = _pinned_ca(address, token)
     key = new_key()
     request = enrolment_pb2.RedeemRequest(token=token.text, csr_pem=request_pem(key, name).decode(), name=name)
@@ -127,12 +144,17 @@ def redeem(address: str, token_text: str, name: str) -> Enrolled:
     )
 
 
-def renew(address: str, folder: Path) -> Enrolled:
+def renew(addresses: str, folder: Path) -> Enrolled:
     """A certificate for a new key and the identity of `folder`'s, which may have expired; writes nothing.
 
     The server is known by the CA that the folder trusts and not by dates: this machine's clock may be wrong.
+    addresses: host:port, several with commas.
     Raises ShoalError(RENEW_DENIED | CERT_REVOKED | CERT_UNTRUSTED | COORDINATOR_UNREACHABLE | UNAUTHENTICATED).
     """
+    return _in_turn(addresses, lambda address: _renew(address, folder))
+
+
+def _renew(address: str, folder: Path) -> Enrolled:
     old_key, identity, certificate_pem, ca = _held(folder)
     key = new_key()
     csr = request_pem(key, "")

@@ -53,6 +53,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.WORKER_KILLED,
         Code.STORE_UNAVAILABLE,
         Code.COORDINATOR_UNREACHABLE,
+        Code.NOT_LEADER,
     ),
     grpc.StatusCode.DEADLINE_EXCEEDED: (Code.DEADLINE_EXCEEDED, Code.TOO_SLOW),
     grpc.StatusCode.CANCELLED: (Code.CANCELLED,),

@@ -141,7 +141,7 @@ async def test_all_well_is_no_refusal(ends: Ends) -> None:
 
 
 async def test_model_bytes_come_from_an_offset_on(ends: Ends) -> None:
-    models = GrpcModels(ends.files(ends.authority.issue(Role.AGENT, NODE)), ends.coordinator.address)
+    models = GrpcModels(ends.files(ends.authority.issue(Role.AGENT, NODE)), lambda: ends.coordinator.address)
     assert b"".join([chunk async for chunk in models.fetch(DIGEST, 1000)]) == MODEL[1000:]
     await ends.coordinator.stop()
     with pytest.raises(ShoalError) as caught:

@@ -1,7 +1,7 @@
 """The Link port over gRPC, and the models' bytes from the same coordinator."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -21,6 +21,8 @@ from shoal.wire.status import refusal_of
 WELCOME_S: Final = HANDSHAKE_S + 10.0
 WHY_EVERY_S: Final = 10.0
 """Between plain handshakes that find out why there is no session."""
+_ANOTHERS: Final = (Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER)
+"""What another coordinator of the region may answer better."""
 _Call = grpc.aio.StreamStreamCall[link_pb2.FromAgent, link_pb2.ToAgent]
 
 
@@ -66,11 +68,13 @@ class GrpcSession:
 
 
 class GrpcLink:
-    """Connects to one coordinator; a new channel for each session, so that nothing of a dead one lingers."""
+    """Connects to the coordinator that leads; a new channel for each session, so that nothing of a dead one lingers.
 
-    def __init__(self, files: Files, address: str, clock: Clock, log: Log) -> None:
+    addresses: of all the region's, separated by commas. A call tries each once, the one whose session ended last."""
+
+    def __init__(self, files: Files, addresses: str, clock: Clock, log: Log) -> None:
         self._files = files
-        self._address = address
+        self._addresses = addresses.split(",")
         self._clock = clock
         self._log = log
         self._session: GrpcSession | None = None
@@ -83,8 +87,32 @@ class GrpcLink:
         if self._session is not None:
             self._session.end()
 
+    @property
+    def address(self) -> str:
+        """Of the coordinator that answered last, or is asked next."""
+        return self._addresses[0]
+
     async def connect(self, hello: Hello) -> GrpcSession:
-        channel = open_channel(self._files, self._address, LINK_BYTES)
+        if self._session is not None:  # it may stand still, and take long to refuse; another one answers at once
+            self._session = None
+            self._pass_over()
+        for _ in self._addresses[1:]:
+            try:
+                return await self._connect(hello)
+            except LinkRefused:
+                raise
+            except ShoalError as error:
+                if error.code not in _ANOTHERS:
+                    raise
+                self._log("coordinator_passed_over", address=self.address, refusal=str(error.refusal))
+                self._pass_over()
+        return await self._connect(hello)
+
+    def _pass_over(self) -> None:
+        self._addresses.append(self._addresses.pop(0))
+
+    async def _connect(self, hello: Hello) -> GrpcSession:
+        channel = open_channel(self._files, self.address, LINK_BYTES)
         try:
             call, welcome = await _greet(channel, hello)
         except ShoalError as error:
@@ -104,7 +132,7 @@ class GrpcLink:
         whose handshake took too long."""
         now = self._clock.now()
         if self._asked_why_at is None or now - self._asked_why_at > WHY_EVERY_S:
-            self._reason = await check_coordinator(self._files, self._address, self._clock.wall())
+            self._reason = await check_coordinator(self._files, self.address, self._clock.wall())
             self._asked_why_at = now
         return self._reason
 
@@ -112,13 +140,14 @@ class GrpcLink:
 class GrpcModels:
     """Artifacts.Fetch: the bytes of a model from an offset on."""
 
-    def __init__(self, files: Files, address: str) -> None:
+    def __init__(self, files: Files, address: Callable[[], str]) -> None:
+        """address: of the coordinator that leads, as far as is known."""
         self._files = files
         self._address = address
 
     async def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | ...)."""
-        async with open_channel(self._files, self._address, 2 * CHUNK_BYTES + LINK_BYTES, BULK) as channel:
+        async with open_channel(self._files, self._address(), 2 * CHUNK_BYTES + LINK_BYTES, BULK) as channel:
             call = artifacts_pb2_grpc.ArtifactsStub(channel).Fetch(
                 artifacts_pb2.FetchRequest(digest=digest, offset=offset)
             )

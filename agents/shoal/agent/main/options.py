@@ -29,8 +29,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything `run` was told. coordinator: host:port of its link, empty for the one that enrolment named;
-    enrol and mqtt (the region's broker) likewise. link: one of LINKS.
+    """Everything `run` was told. coordinator: host:port of its link, of several with commas; empty for what enrolment
+    named; enrol and mqtt (the region's broker) likewise. link: one of LINKS.
 
     publisher_keys: folder of the device's own keys, None for none.
     """
@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="join | run | doctor | clock")
 
     join = commands.add_parser("join", help="enrol this machine with a one-time token")
-    _option(join, "--coordinator", help="HOST:PORT of the coordinator's enrolment port", required=True)
+    _option(
+        join, "--coordinator", help="HOST:PORT of the coordinator's enrolment port; several with commas", required=True
+    )
     _option(
         join, "--token", help="from `shoal token create`; better as SHOAL_TOKEN, which others cannot see", required=True
     )
@@ -83,7 +85,12 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="serve until SIGTERM")
     _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")
-    _option(run, "--coordinator", default="", help="HOST:PORT of the coordinator's link; default: as told on join")
+    _option(
+        run,
+        "--coordinator",
+        default="",
+        help="HOST:PORT of the coordinator's link; several with commas; default: as told on join",
+    )
     _option(
         run,
         "--link",

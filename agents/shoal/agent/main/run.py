@@ -136,7 +136,8 @@ def _links(
 ) -> tuple[GrpcLink | MqttLink | ChosenLink, Models]:
     """The link, and where models come from. Raises ShoalError(FIELD_INVALID)."""
     coordinator, broker = config.coordinator or member.coordinator, config.mqtt or member.mqtt
-    grpc, grpc_models = GrpcLink(files, coordinator, clock, log), GrpcModels(files, coordinator)
+    grpc = GrpcLink(files, coordinator, clock, log)
+    grpc_models = GrpcModels(files, lambda: grpc.address)
     if config.link == "grpc" or (config.link == "auto" and not broker):
         return grpc, grpc_models
     if not broker:
@@ -147,7 +148,7 @@ def _links(
         return mqtt, mqtt_models
 
     async def looks() -> bool:
-        return await check_coordinator(files, coordinator, clock.wall()) is None
+        return await check_coordinator(files, grpc.address, clock.wall()) is None
 
     chosen = ChosenLink(identity.name, grpc, mqtt, looks, clock, log)
     return chosen, ChosenModels(chosen, grpc_models, mqtt_models)

@@ -78,12 +78,16 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
         meter: Meter,
         audit: AuditTrail,
         revoked: Callable[[str], Refusal | None] = lambda serial: None,
+        *,
+        elsewhere: Callable[[str], Refusal | None] = lambda method: None,
     ) -> None:
+        """elsewhere: why a method is not for this coordinator to answer, if it is not."""
         self._region = region
         self._clock = clock
         self._meter = meter
         self._audit = audit
         self._revoked = revoked
+        self._elsewhere = elsewhere
         self._audited: dict[tuple[str, str], Elapsed] = {}
         self._waiting: dict[str, set[asyncio.Timeout]] = {}
 
@@ -101,9 +105,11 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
         return make(behaviour, _readable(handler.request_deserializer), handler.response_serializer)
 
     def admit(self, method: str, context: GrpcContext) -> Identity:
-        """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | ROLE_DENIED)."""
+        """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | ROLE_DENIED | NOT_LEADER)."""
         identity = identity_of_context(context)
         self.judge(method, identity)
+        if (refusal := self._elsewhere(method)) is not None:
+            raise ShoalError(refusal)
         return identity
 
     def judge(self, method: str, identity: Identity) -> None:
@@ -150,6 +156,8 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
 
     async def refused(self, actor: str, method: str, refusal: Refusal) -> None:
         self._meter.count("calls_refused", method=method.rsplit("/", 1)[-1], code=refusal.code)
+        if refusal.code is Code.NOT_LEADER:
+            return  # nothing was denied: the caller is told where to go
         now = self._clock.now()
         last = self._audited.get((actor, refusal.code))
         if last is not None and now - last < AUDIT_EVERY_S:

@@ -1,7 +1,7 @@
 """The one service without a client certificate: a join token, or a certificate that is held, for a new certificate."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import structlog
 
@@ -75,6 +75,29 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
             link_address=self._address(),
             api_address=self._address(),
         )
+
+
+class ElsewhereEnrolment(enrolment_pb2_grpc.EnrolmentServicer):
+    """Of a coordinator that does not lead. elsewhere: the refusal that says who does."""
+
+    def __init__(self, elsewhere: Callable[[str], Refusal | None]) -> None:
+        self._elsewhere = elsewhere
+
+    async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
+        return await self._refuse("Redeem", context)
+
+    async def Challenge(self, request: enrolment_pb2.ChallengeRequest, context: Any) -> enrolment_pb2.ChallengeReply:
+        return await self._refuse("Challenge", context)
+
+    async def Renew(
+        self, request: enrolment_pb2.RenewCertificateRequest, context: Any
+    ) -> enrolment_pb2.RenewCertificateReply:
+        return await self._refuse("Renew", context)
+
+    async def _refuse(self, method: str, context: Any) -> NoReturn:
+        refusal = self._elsewhere(method)
+        assert refusal is not None, "no method of enrolment is a follower's"
+        await abort(context, refusal)
 
 
 async def _answer(what: str, asked: Coroutine[Any, Any, T], peer: str, context: Any) -> T:

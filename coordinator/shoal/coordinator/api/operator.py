@@ -9,6 +9,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.controllers import doctor
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
+from shoal.coordinator.controllers.following import Following
 from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.signals.model import SignalName
@@ -26,7 +27,7 @@ EVENTS_MOST: Final = 10_000
 
 
 class OperatorService(operator_pb2_grpc.OperatorServicer):
-    """enrol_address: where callers renew their certificates."""
+    """enrol_address: where callers renew their certificates. following: of a coordinator that does not lead."""
 
     def __init__(
         self,
@@ -37,6 +38,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         clock: Clock,
         audit: AuditTrail,
         enrol_address: Callable[[], str],
+        *,
+        following: Following | None = None,
     ) -> None:
         self._region = region
         self._members = members
@@ -45,6 +48,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         self._enrolment = enrolment
         self._store = store
         self._clock = clock
+        self._following = following
 
     async def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
         identity = identity_of_context(context)
@@ -65,6 +69,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             gateways_rest=[node.rest_address for node in gateways],
             gateways_token=[node.token_address for node in gateways],
             enrol_address=self._enrol_address(),
+            leader=self._following.leader if self._following is not None else "",
         )
 
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
@@ -88,6 +93,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         )
 
     async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
+        if self._following is not None and (refusal := self._following.elsewhere("Get", request.kind)) is not None:
+            raise ShoalError(refusal)
         found = await self._listed(request.kind)
         if request.name or request.tenant:
             _filter(found, request.name, request.tenant)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.ports import Clock, Compacted, Record, StaleRevision, Store, Transaction
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 
@@ -68,6 +68,14 @@ class EventLog:
         self._audit_next = 1
         self._audit_head = ""
         self._auditing = asyncio.Lock()
+        self._fence: Mapping[str, int] = {}
+        self.deposed = asyncio.Event()
+        """Set once another coordinator was found to lead."""
+
+    def fence(self, key: str, revision: int) -> None:
+        """From now on nothing but the audit log, in which each coordinator tells of its own acts, is written unless
+        `key` stands at `revision`."""
+        self._fence = {key: revision}
 
     async def start(self) -> None:
         for record in await self._store.scan(EVENTS):
@@ -94,22 +102,36 @@ class EventLog:
     ) -> int:
         """A transaction with its events. On a full disk a mere delete goes without them: it is the way out.
 
-        Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE).
+        Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER).
         """
         entries = self.entries(events)
         try:
-            return await self._store.commit(
-                Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect or {})
-            )
+            return await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect or {}))
         except ShoalError as error:
             if error.code is not Code.STORE_FULL or puts or not deletes:
                 raise
-        return await self._store.commit(Transaction(deletes=deletes, expect=expect or {}))
+        return await self._commit(Transaction(deletes=deletes, expect=expect or {}))
 
     async def write(self, *events: Event) -> None:
-        """On their own. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
+        """On their own. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER)."""
         entries = self.entries(events)
-        await self._store.commit(Transaction(entries.puts, entries.deletes))
+        await self._commit(Transaction(entries.puts, entries.deletes))
+
+    async def _commit(self, transaction: Transaction) -> int:
+        try:
+            return await self._store.commit(replace(transaction, expect={**self._fence, **transaction.expect}))
+        except StaleRevision:
+            for key, revision in self._fence.items():
+                found = await self._store.read(key)
+                if found is None or found.revision != revision:
+                    self.deposed.set()
+                    raise refuse(
+                        Code.NOT_LEADER,
+                        "another coordinator was elected since",
+                        "the one that leads",
+                        "connect again",
+                    ) from None
+            raise
 
     async def audit(self, actor: str, action: str, subject: str, outcome: str) -> None:
         """Chained in the order of calls, whether or not the caller waits. What was not written is not linked to.

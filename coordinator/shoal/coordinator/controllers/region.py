@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.signals import SignalsController
@@ -120,15 +120,35 @@ class Region:
         self.store_refusal: Refusal | None = None
         """Why the last step could not be written; None when it could."""
 
-    async def start(self) -> None:
+    async def start(self, *, elected: bool = False) -> None:
         """Reads the store and opens (or resumes) the history. Call once, before any link is served.
 
-        Raises ShoalError(STATE_CORRUPT | REGION_MISMATCH | STORE_FULL | STORE_UNAVAILABLE).
+        elected: among several coordinators, of which this one leads now. Its term comes first: what is read after that
+        nobody else changes. Raises ShoalError(STATE_CORRUPT | REGION_MISMATCH | STORE_FULL | STORE_UNAVAILABLE),
+        StaleRevision when yet another one was elected meanwhile.
         """
+        await self.truth.start(elected=elected)
         await self.events.start()
-        await self.truth.start()
-        if self.restored is not None:
+        if not self.truth.history:
+            await self.truth.open_history("the region's first start")
+        elif self.restored is not None:
             await self.truth.open_history(str(self.restored))
+        elif elected:
+            await self.events.write(Event("LEADER_ELECTED", self.config.name, f"term {self.truth.term}"))
+        await self._read()
+
+    async def follow(self) -> None:
+        """What the store holds now, for reading alone; again whenever it has changed. Raises ShoalError."""
+        await self.truth.start()
+        await self.events.start()
+        await self._read()
+
+    @property
+    def deposed(self) -> asyncio.Event:
+        """Set once another coordinator was found to lead: this one can write nothing any more."""
+        return self.events.deposed
+
+    async def _read(self) -> None:
         await self.fleet.start()
         await self.models.start()
         await self.workloads.start()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import Event, EventLog
-from shoal.coordinator.ports import Ids, Meter, Store
+from shoal.coordinator.ports import Ids, Meter, Store, Transaction
 from shoal.types.assignment import Version
 from shoal.types.codes import Code, ShoalError, refuse
 
@@ -34,33 +34,38 @@ class Truth:
         self._ids = ids
         self._meter = meter
         self._record = RegionRecord(name, "", 1)
-        self._revision = 0
         self.changing = asyncio.Lock()
         """Held while documents or models change: each change is decided on what the one before it left."""
 
-    async def start(self) -> None:
-        """Resumes the history, or opens the first. Raises ShoalError(REGION_MISMATCH) on another region's store."""
+    async def start(self, *, elected: bool = False) -> None:
+        """Resumes what the store holds. elected: one of several, so that a new term begins, and whoever led before
+        writes nothing more, with its next breath. Raises ShoalError(REGION_MISMATCH) on another region's store."""
         stored = await self._store.read(KEY)
         if stored is None:
-            await self.open_history("the region's first start")
             return
-        self._record, self._revision = records.load(RegionRecord, stored.value), stored.revision
-        if self._record.name != self._name:
+        record, revision = records.load(RegionRecord, stored.value), stored.revision
+        if record.name != self._name:
             raise refuse(
                 Code.REGION_MISMATCH,
-                f"the store of region {self._record.name}",
+                f"the store of region {record.name}",
                 f"one of {self._name}",
-                f"start with --region {self._record.name}, or another --data-dir",
+                f"start with --region {record.name}, or another --data-dir",
             )
+        if elected:
+            record = replace(record, term=record.term + 1)
+            revision = await self._store.commit(Transaction({KEY: records.dump(record)}, expect={KEY: revision}))
+        self._take(record, revision)
+
+    def _take(self, record: RegionRecord, revision: int) -> None:
+        self._record = record
+        self._events.fence(KEY, revision)
 
     async def open_history(self, why: str) -> None:
         """From now on generations mean something new: agents accept lower ones, and stop nothing for it."""
         record = replace(self._record, history=self._ids.name("history"))
         event = Event("HISTORY_OPENED", record.history, why)
-        self._revision = await self._events.commit(
-            {KEY: records.dump(record)}, expect={KEY: self._revision}, events=[event]
-        )
-        self._record = record
+        expect = {} if self._record.history else {KEY: 0}
+        self._take(record, await self._events.commit({KEY: records.dump(record)}, expect=expect, events=[event]))
 
     @property
     def history(self) -> str:
@@ -81,9 +86,9 @@ class Truth:
         expect: Mapping[str, int] | None = None,
         events: Iterable[Event] = (),
     ) -> int:
-        """Fenced, with its events in the same transaction. Raises StaleRevision, ShoalError(STORE_FULL | ..)."""
-        fenced = {**(expect or {}), KEY: self._revision}
-        return await self._events.commit(puts, deletes=deletes, expect=fenced, events=events)
+        """Fenced, with its events in the same transaction. Raises StaleRevision, ShoalError(STORE_FULL | NOT_LEADER |
+        ..)."""
+        return await self._events.commit(puts, deletes=deletes, expect=expect, events=events)
 
     async def note(self, *events: Event) -> None:
         """Events about what was not written: dropped and counted when the store cannot take them."""

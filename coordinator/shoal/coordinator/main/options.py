@@ -38,7 +38,8 @@ class Config:
 
     models: where agents that come by the broker fetch models. signals_dir: feeds of price and carbon that are files.
     signal_hosts: those that a feed's URL may name although they are inside this network. advertise: the host that
-    agents and operators dial."""
+    agents and operators dial. links, enrols: of all coordinators of the region, separated by commas; empty: this one's.
+    shared_dir: CA and models, which they all see."""
 
     region: str
     data_dir: Path
@@ -51,6 +52,9 @@ class Config:
     signals_dir: Path
     signal_hosts: tuple[str, ...]
     advertise: str
+    links: str
+    enrols: str
+    shared_dir: Path
     store: str
     store_options: StoreOptions
     backup_every_s: float
@@ -74,12 +78,15 @@ def config_of(options: argparse.Namespace) -> Config:
         signals_dir=Path(options.signals_dir or Path(options.data_dir) / "signals"),
         signal_hosts=tuple(host.strip() for hosts in options.signal_host for host in hosts.split(",") if host.strip()),
         advertise=options.advertise or ("127.0.0.1" if link.is_any else link.host),
+        links=_addresses(options.links),
+        enrols=_addresses(options.enrols),
+        shared_dir=Path(options.shared_dir or data_dir),
         store=options.store,
         store_options=StoreOptions(
             data_dir / "store",
             f"{options.role}/{region}",
             options.etcd_prefix.strip("/"),
-            tuple(str(address_of(each)) for each in options.etcd_endpoints.split(",") if each),
+            tuple(each for each in _addresses(options.etcd_endpoints).split(",") if each),
             *(Path(file) if file else None for file in (options.etcd_ca, options.etcd_cert, options.etcd_key)),
         ),
         backup_every_s=options.backup_every,
@@ -94,6 +101,10 @@ def address_of(text: str) -> Address:
     if not host or not port.isdigit() or int(port) > 65535:
         raise refuse(Code.FIELD_INVALID, f"address {text!r:.80}", "HOST:PORT", "for example 127.0.0.1:7443, or port 0")
     return Address(host.strip("[]"), int(port))
+
+
+def _addresses(text: str) -> str:
+    return ",".join(str(address_of(each.strip())) for each in text.split(",") if each)
 
 
 def _seconds(text: str) -> float:
@@ -172,6 +183,20 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="a host that a source's URL may name although it is inside this network, and plain http then; repeatable",
     )
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
+    run.add_argument(
+        "--links",
+        default=default("LINKS", ""),
+        metavar="HOST:PORT,..",
+        help="where all coordinators of the region listen for agents and operators, who are told on joining",
+    )
+    run.add_argument(
+        "--enrols", default=default("ENROLS", ""), metavar="HOST:PORT,..", help="and for who joins or renews"
+    )
+    run.add_argument(
+        "--shared-dir",
+        default=default("SHARED_DIR", ""),
+        help="CA and models, a folder that all coordinators of the region see. [default: --data-dir]",
+    )
     run.add_argument(
         "--store", default=default("STORE", "sqlite"), help="sqlite: in --data-dir; etcd: v3, for several coordinators"
     )

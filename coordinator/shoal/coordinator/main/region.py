@@ -5,7 +5,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from cryptography import x509
 from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import FETCH, Authorisation
-from shoal.coordinator.api.enrol import EnrolmentService
+from shoal.coordinator.api.enrol import ElsewhereEnrolment, EnrolmentService
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.operator import OperatorService
 from shoal.coordinator.blobs.directory import DirectoryBlobs
@@ -28,6 +28,7 @@ from shoal.coordinator.broker.control import BrokerControl
 from shoal.coordinator.broker.renewal import BrokerFolder
 from shoal.coordinator.clock import SystemClock, SystemIds
 from shoal.coordinator.controllers.enrolment import LIFETIME_S, Enrolment
+from shoal.coordinator.controllers.following import Following
 from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.controllers.renewal import Renewal
@@ -46,21 +47,26 @@ from shoal.coordinator.main.serving import (
     open_store,
     private,
     refresh,
+    reserved,
     serve_metrics,
     serve_models,
 )
+from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
+from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
 from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
 from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
+FIRST_LOOK_S: Final = 0.3
+"""For an election that is free, before its seat is taken for another's."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -92,162 +98,302 @@ def write_broker(options: argparse.Namespace) -> Path:
     return out.resolve() / "start"
 
 
+class _Process:
+    """What stays while coordinators are elected and replaced: ports, the page of metrics, what was said of them."""
+
+    def __init__(self, config: Config) -> None:
+        self.clock, self.ids, self.meter = SystemClock(), SystemIds(), PrometheusMeter()
+        (self.link, self._link), (self.enrol, self._enrol) = reserved(config.link), reserved(config.enrol)
+        self.region = config.region
+        self.revoked: Callable[[str], Refusal | None] = lambda serial: None
+        self.gauges: Callable[[], Gauges] = dict
+        self._advertise = config.advertise
+        self.links, self.enrols = config.links or self.link_address, config.enrols or self.enrol_address
+        self._metrics_at = config.metrics
+        self._metrics: Address | None = None
+        self.meter.observe(lambda: self.gauges())
+
+    @property
+    def link_address(self) -> str:
+        return str(Address(self._advertise, self.link.port))
+
+    @property
+    def enrol_address(self) -> str:
+        return str(Address(self._advertise, self.enrol.port))
+
+    def say(self, files: PemFiles, **more: object) -> None:
+        """One line for whoever started this process, when it serves for the first time."""
+        if self._metrics is not None:
+            return
+        scraped = Guard(
+            self.region, files.certificate, files.key, files.ca, self.clock.wall, lambda serial: self.revoked(serial)
+        )
+        self._metrics = serve_metrics(self.meter, self._metrics_at, scraped)
+        line = {
+            "event": "ready",
+            "role": "region",
+            "region": self.region,
+            "pid": os.getpid(),
+            "link": self.link_address,
+            "enrol": self.enrol_address,
+            "metrics": str(self._metrics),
+        }
+        print(json.dumps({**line, **more}), flush=True)
+
+
 async def run(config: Config) -> None:
+    """Until SIGTERM or SIGINT; leads when it is elected, and follows until then."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    clock, ids, meter = SystemClock(), SystemIds(), PrometheusMeter()
     private(config.data_dir)
+    process = _Process(config)
     store = await open_store(config)
+    while True:
+        try:
+            await _stand(config, process, store, stopping)
+        finally:
+            await store.close()
+        if stopping.is_set():
+            return
+        while True:  # what was remembered no longer counts: all is read again
+            try:
+                store = await open_store(config)
+                break
+            except ShoalError as error:
+                log.error("store not opened", refusal=str(error))
+
+
+async def _stand(config: Config, process: _Process, store: OpenStore, stopping: asyncio.Event) -> None:
+    """One term at most: follows until elected, leads until another one does."""
+    election = store.election(json.dumps({"link": process.link_address, "enrol": process.enrol_address}).encode())
+    elected = asyncio.ensure_future(election.win())
     try:
-        if store.recovery is not None:
-            log.critical("store restored from a copy", refusal=str(store.recovery))
-        known = await store.read(REGION_KEY) is not None
-        authority = FileAuthority.open(config.data_dir / "ca", config.region, wall=clock.wall(), may_create=not known)
-        hosts = tuple(dict.fromkeys((config.advertise, *dialled(config.link, config.enrol, config.models))))
-        identity = ServerIdentity(authority, config.data_dir / "server", hosts, clock)
-        grpc_links, mqtt_links = GrpcLinks(meter), None
-        if config.mqtt is not None:
-            mqtt_links = MqttLinks(
-                config.region,
-                str(config.mqtt),
-                identity,
-                identify=lambda certificate: _identify(authority, certificate),
-                revoked=lambda serial: members.check(serial),
-                models_address=lambda: str(Address(config.advertise, models_port)),
-                clock=clock,
-                ids=ids,
-                meter=meter,
-            )
-        links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
-        region = Region(
-            store,
-            Fan(*links),
-            DirectoryBlobs(config.data_dir / "models", MODEL_BYTES),
-            ChildInspector(),
-            clock,
-            ids,
-            RegionConfig(config.region, seed=config.seed),
-            meter=meter,
-            restored=store.recovery,
-            signals=open_sources(config.signals_dir, config.signal_hosts, clock),
-        )
-        await region.start()
-        for each in links:
-            each.bind(region.fleet)
-        lifetimes = {**LIFETIME_S, **dict.fromkeys(NODES, Seconds(config.node_lifetime_s))}
-        mqtt = str(config.mqtt) if config.mqtt else ""
-        folder_of_broker = None
-        if config.broker_dir is not None:
-            folder_of_broker = BrokerFolder(config.broker_dir, _broker_identity(authority, clock))
-            folder_of_broker.refresh(authority.ca_pem, clock.wall())
-        keep = folder_of_broker.keep if folder_of_broker is not None else None
-        broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter, keep=keep) if mqtt else None
-        enrolment = Enrolment(
-            config.region, store, authority, region.events, clock, ids, meter, broker=broker, lifetimes=lifetimes
-        )
-        operator_dir = config.data_dir / "operator"
-        first_operator(authority, operator_dir, clock.wall())
-
-        def turned() -> None:
-            identity.refresh()
-            first_operator(authority, operator_dir, clock.wall())
-            if folder_of_broker is not None:
-                folder_of_broker.refresh(authority.ca_pem, clock.wall())
-            if mqtt_links is not None:
-                mqtt_links.refresh()
-                model_server.refresh()
-
-        members = Members(
-            region,
-            store,
-            authority,
-            clock,
-            broker=broker,
-            ended=lambda serials: guard.end(serials),
-            turned=turned,
-            lifetimes=lifetimes,
-        )
-        await members.start()
-        if broker is not None:
-            for node in await enrolment.nodes():
-                await broker.admit(node)
-        renewal = Renewal(
-            config.region, store, authority, region.events, clock, ids, meter, members.forbids, lifetimes=lifetimes
-        )
-        audit = AuditTrail(region.events, meter)
-        guard = Authorisation(config.region, clock, meter, audit, members.check)
-        model_server = ModelServer(region, identity, lambda caller: guard.judge(FETCH, caller), meter)
-        api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
-        link_pb2_grpc.add_AgentLinkServicer_to_server(grpc_links, api)
-        artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-        operators = OperatorService(
-            region, enrolment, members, store, clock, audit, lambda: str(Address(config.advertise, enrol.port))
-        )
-        operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
-        link = listen(api, config.link, identity.credentials(client_certificates=True))
-        enrol_server = grpc.aio.server(options=enrol_options())
-        service = EnrolmentService(
-            config.region,
-            enrolment,
-            renewal,
-            lambda: str(Address(config.advertise, link.port)),
-            lambda: str(Address(config.advertise, enrol.port)),
-            mqtt,
-        )
-        enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
-        enrol = listen(enrol_server, config.enrol, identity.credentials(client_certificates=False))
-        meter.observe(lambda: _gauges(region, links))
-        folder = identity.folder
-        scraped = Guard(
-            config.region, folder / "cert.pem", folder / "key.pem", folder / "ca.pem", clock.wall, members.check
-        )
-        metrics = serve_metrics(meter, config.metrics, scraped)
-
-        await api.start()
-        await enrol_server.start()
-        models_port = await serve_models(model_server, config.models) if mqtt_links else 0
-        print(
-            json.dumps(
-                {
-                    "event": "ready",
-                    "role": "region",
-                    "region": config.region,
-                    "pid": os.getpid(),
-                    "link": str(Address(config.advertise, link.port)),
-                    "enrol": str(Address(config.advertise, enrol.port)),
-                    "metrics": str(metrics),
-                    **({"mqtt": mqtt, "models": str(Address(config.advertise, models_port))} if mqtt_links else {}),
-                    "ca_sha256": authority.fingerprint,
-                    "operator_dir": str(operator_dir.resolve()),
-                }
-            ),
-            flush=True,
-        )
-        tasks = [
-            asyncio.create_task(_keep_running(region)),
-            asyncio.create_task(back_up(store, config.backup_every_s)),
-            asyncio.create_task(members.run()),
-            asyncio.create_task(region.signals.run()),
-            asyncio.create_task(refresh(turned)),
-        ]
-        if broker is not None:
-            tasks.append(asyncio.create_task(broker.run()))
-        if mqtt_links is not None:
-            tasks.append(asyncio.create_task(mqtt_links.run()))
-        await stopping.wait()
-        log.info("stopping")
-        region.stop()
-        await asyncio.gather(api.stop(STOP_S), enrol_server.stop(STOP_S))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await model_server.stop()
-        with suppress(ShoalError):
-            await store.backup()
+        await _any(elected, stopping.wait(), asyncio.sleep(FIRST_LOOK_S))
+        while not elected.done() and not stopping.is_set():
+            try:
+                await _follow(config, process, store, election, elected, stopping)
+            except ShoalError as error:
+                if error.code is Code.STORE_CORRUPT:  # it is another one now: opened anew
+                    return
+                log.debug("does not follow yet", refusal=str(error))
+                await _any(elected, stopping.wait(), asyncio.sleep(FIRST_LOOK_S))
+        if not stopping.is_set():
+            await _lead(config, process, store, election, stopping)
+    except StaleRevision:
+        log.warning("another one was elected meanwhile")
+    except ShoalError as error:
+        if not election.shared:
+            raise
+        log.error("could not lead", refusal=str(error))
+        await asyncio.sleep(FIRST_LOOK_S)
     finally:
-        await store.close()
+        elected.cancel()
+        await election.resign()
+
+
+async def _any(*waits: Awaitable[object]) -> None:
+    """Until the first is done; the others are left, or cancelled where they are only waited for here."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, each in zip(tasks, waits, strict=True):
+            if task is not each:
+                task.cancel()
+
+
+async def _lead(
+    config: Config, process: _Process, store: OpenStore, election: Election, stopping: asyncio.Event
+) -> None:
+    """Raises StaleRevision when another one was elected before this one could begin its term."""
+    clock, ids, meter = process.clock, process.ids, process.meter
+    if store.recovery is not None:
+        log.critical("store restored from a copy", refusal=str(store.recovery))
+    known = await store.read(REGION_KEY) is not None
+    authority = FileAuthority.open(config.shared_dir / "ca", config.region, wall=clock.wall(), may_create=not known)
+    identity = ServerIdentity(authority, config.data_dir / "server", _hosts(config), clock)
+    grpc_links, mqtt_links = GrpcLinks(meter), None
+    if config.mqtt is not None:
+        mqtt_links = MqttLinks(
+            config.region,
+            str(config.mqtt),
+            identity,
+            identify=lambda certificate: _identify(authority, certificate),
+            revoked=lambda serial: members.check(serial),
+            models_address=lambda: str(Address(config.advertise, models_port)),
+            clock=clock,
+            ids=ids,
+            meter=meter,
+        )
+    links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
+    region = Region(
+        store,
+        Fan(*links),
+        DirectoryBlobs(config.shared_dir / "models", MODEL_BYTES),
+        ChildInspector(),
+        clock,
+        ids,
+        RegionConfig(config.region, seed=config.seed),
+        meter=meter,
+        restored=store.recovery,
+        signals=open_sources(config.signals_dir, config.signal_hosts, clock),
+    )
+    await region.start(elected=election.shared)
+    log.info("leads", term=region.truth.term)
+    for each in links:
+        each.bind(region.fleet)
+    lifetimes = _lifetimes(config)
+    mqtt = str(config.mqtt) if config.mqtt else ""
+    folder_of_broker = None
+    if config.broker_dir is not None:
+        folder_of_broker = BrokerFolder(config.broker_dir, _broker_identity(authority, clock))
+        folder_of_broker.refresh(authority.ca_pem, clock.wall())
+    keep = folder_of_broker.keep if folder_of_broker is not None else None
+    broker = BrokerControl(config.region, mqtt, identity, clock, ids, meter, keep=keep) if mqtt else None
+    enrolment = Enrolment(
+        config.region, store, authority, region.events, clock, ids, meter, broker=broker, lifetimes=lifetimes
+    )
+    operator_dir = config.data_dir / "operator"
+    first_operator(authority, operator_dir, clock.wall())
+
+    def turned() -> None:
+        identity.refresh()
+        first_operator(authority, operator_dir, clock.wall())
+        if folder_of_broker is not None:
+            folder_of_broker.refresh(authority.ca_pem, clock.wall())
+        if mqtt_links is not None:
+            mqtt_links.refresh()
+            model_server.refresh()
+
+    members = Members(
+        region,
+        store,
+        authority,
+        clock,
+        broker=broker,
+        ended=lambda serials: guard.end(serials),
+        turned=turned,
+        lifetimes=lifetimes,
+    )
+    await members.start()
+    if broker is not None:
+        for node in await enrolment.nodes():
+            await broker.admit(node)
+    renewal = Renewal(
+        config.region, store, authority, region.events, clock, ids, meter, members.forbids, lifetimes=lifetimes
+    )
+    audit = AuditTrail(region.events, meter)
+    guard = Authorisation(config.region, clock, meter, audit, members.check)
+    model_server = ModelServer(region, identity, lambda caller: guard.judge(FETCH, caller), meter)
+    api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
+    link_pb2_grpc.add_AgentLinkServicer_to_server(grpc_links, api)
+    artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
+    operators = OperatorService(region, enrolment, members, store, clock, audit, lambda: process.enrols)
+    operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
+    listen(api, process.link, identity.credentials(client_certificates=True))
+    enrol_server = grpc.aio.server(options=enrol_options())
+    service = EnrolmentService(config.region, enrolment, renewal, lambda: process.links, lambda: process.enrols, mqtt)
+    enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
+    listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
+    process.revoked, process.gauges = members.check, lambda: _gauges(region, links)
+
+    await api.start()
+    await enrol_server.start()
+    models_port = await serve_models(model_server, config.models) if mqtt_links else 0
+    reached = {"mqtt": mqtt, "models": str(Address(config.advertise, models_port))} if mqtt_links else {}
+    process.say(identity, **reached, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
+    tasks = [
+        asyncio.create_task(_keep_running(region)),
+        asyncio.create_task(back_up(store, config.backup_every_s)),
+        asyncio.create_task(members.run()),
+        asyncio.create_task(region.signals.run()),
+        asyncio.create_task(refresh(turned)),
+    ]
+    if broker is not None:
+        tasks.append(asyncio.create_task(broker.run()))
+    if mqtt_links is not None:
+        tasks.append(asyncio.create_task(mqtt_links.run()))
+    await _any(stopping.wait(), region.deposed.wait(), election.lost())
+    log.info("stopping" if stopping.is_set() else "leads no more")
+    region.stop()
+    # Who was replaced lets go of everybody at once: they are expected elsewhere.
+    grace_s = STOP_S if stopping.is_set() else None
+    await asyncio.gather(api.stop(grace_s), enrol_server.stop(grace_s))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await model_server.stop()
+    with suppress(ShoalError):
+        await store.backup()
+
+
+async def _follow(
+    config: Config,
+    process: _Process,
+    store: OpenStore,
+    election: Election,
+    elected: asyncio.Future[None],
+    stopping: asyncio.Event,
+) -> None:
+    """Answers what the store alone can tell, until elected, and says of all else where the leader is."""
+    clock, meter = process.clock, process.meter
+    if await store.read(REGION_KEY) is None:
+        raise refuse(Code.STORE_UNAVAILABLE, "a region that nobody has led yet", "its first leader", "")
+    authority = FileAuthority.open(config.shared_dir / "ca", config.region, wall=clock.wall(), may_create=False)
+    identity = ServerIdentity(authority, config.data_dir / "server", _hosts(config), clock)
+    links = GrpcLinks(meter)
+    region = Region(
+        store,
+        links,
+        DirectoryBlobs(config.data_dir / "following", MODEL_BYTES),
+        ChildInspector(),
+        clock,
+        process.ids,
+        RegionConfig(config.region, seed=config.seed),
+        meter=meter,
+    )
+    following = Following(region, store, election, clock)
+    await following.read()
+    first_operator(authority, config.data_dir / "operator", clock.wall())
+    enrolment = Enrolment(config.region, store, authority, region.events, clock, process.ids, meter)
+    members = Members(
+        region, store, authority, clock, ended=lambda serials: guard.end(serials), turned=identity.refresh
+    )
+    await members.start()
+    audit = AuditTrail(region.events, meter)
+    guard = Authorisation(config.region, clock, meter, audit, members.check, elsewhere=following.elsewhere)
+    api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
+    link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
+    artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
+    operators = OperatorService(
+        region, enrolment, members, store, clock, audit, lambda: process.enrols, following=following
+    )
+    operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
+    listen(api, process.link, identity.credentials(client_certificates=True))
+    enrol_server = grpc.aio.server(options=enrol_options())
+    enrolment_pb2_grpc.add_EnrolmentServicer_to_server(ElsewhereEnrolment(following.elsewhere), enrol_server)
+    listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
+    process.revoked, process.gauges = members.check, dict
+    await api.start()
+    await enrol_server.start()
+    log.info("follows", leader=following.leader)
+    process.say(identity, ca_sha256=authority.fingerprint, operator_dir=str((config.data_dir / "operator").resolve()))
+    watching = asyncio.create_task(following.run(members.start))
+    try:
+        await _any(elected, stopping.wait(), asyncio.shield(watching))
+    finally:
+        watching.cancel()
+        await asyncio.gather(api.stop(None), enrol_server.stop(None), watching, return_exceptions=True)
+
+
+def _hosts(config: Config) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((config.advertise, *dialled(config.link, config.enrol, config.models))))
+
+
+def _lifetimes(config: Config) -> Mapping[Role, Seconds]:
+    return {**LIFETIME_S, **dict.fromkeys(NODES, Seconds(config.node_lifetime_s))}
 
 
 def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identity:

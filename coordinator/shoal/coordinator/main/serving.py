@@ -1,6 +1,7 @@
 """What a coordinator of either role needs of its machine: ports, a store, a folder of its own."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,6 +40,20 @@ async def back_up(store: OpenStore, every_s: float) -> None:
                 log.debug("store copied", copy=copy.name)
         except ShoalError as error:
             log.error("store not copied", refusal=str(error))
+
+
+def reserved(address: Address) -> tuple[Address, socket.socket | None]:
+    """Where any port will do, one that stays this process's, whichever of its servers listens; keep the socket."""
+    if address.port:
+        return address, None
+    place = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        place.bind((address.host, 0))
+    except OSError as cause:
+        place.close()
+        raise cannot_listen(address) from cause
+    return Address(address.host, place.getsockname()[1]), place
 
 
 def listen(server: Any, address: Address, credentials: grpc.ServerCredentials) -> Address:

@@ -15,9 +15,10 @@ from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.doctor import examine
 from shoal.coordinator.controllers.events import AUDIT, AuditEntry, Event, EventLog, broken_link
 from shoal.coordinator.controllers.memory import StoredMemory
+from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.workloads.model import Mark, Memory, Stage
-from shoal.coordinator.ports import StaleRevision
+from shoal.coordinator.ports import Transaction
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.link import Welcome
 from shoal.types.units import Bytes, Elapsed
@@ -273,9 +274,30 @@ async def test_a_newer_push_takes_over_a_name(world: World) -> None:
 async def test_a_coordinator_that_was_replaced_changes_nothing_more(world: World) -> None:
     """Two coordinators over one store: whoever opens a history fences the other."""
     second = replace(world.region.truth._record, history="history-x")
-    await world.region.events.commit({"region": records.dump(second)})
-    with pytest.raises(StaleRevision):
+    await world.store.commit(Transaction({"region": records.dump(second)}))
+    sequence = (await world.region.events.past(0, 1000))[-1].sequence
+    with pytest.raises(ShoalError) as refused:
         await world.region.truth.commit({"nodes/x": b"{}"})
+    assert refused.value.code is Code.NOT_LEADER
+    await world.region.truth.note(Event("NEVER", "x", "its events would take the numbers of the other's"))
+    assert (await world.region.events.past(0, 1000))[-1].sequence == sequence
+    assert world.region.deposed.is_set()
+
+
+async def test_who_is_elected_begins_a_term_and_waits_a_full_window(world: World, tmp_path: Path) -> None:
+    """Over one store, as two machines would: the first one's next write is refused, and it is told by whom."""
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    second = Region(world.store, world.sent, world.models, world.models, world.clock, world.ids, RegionConfig("eu"))
+    await second.start(elected=True)
+    assert (second.truth.term, second.truth.history) == (world.region.truth.term + 1, world.region.truth.history)
+    assert (await second.events.past(0, 1))[0].code == "LEADER_ELECTED"
+    await second.fleet.tick()
+    assert second.fleet.fleet.nodes["edge-1"].liveness is Liveness.NEVER_SEEN
+    with pytest.raises(ShoalError) as refused:
+        await world.region.fleet.cordon("edge-1", True, "test")
+    assert refused.value.code is Code.NOT_LEADER
+    assert isinstance(await agent.connect(), Refusal)
 
 
 async def test_absurd_reports_are_refused_and_persisting_ones_quarantine(world: World) -> None:

@@ -17,10 +17,10 @@ from shoal.coordinator.store.etcd.members import NEEDS_LEADER, TRY_S, Member, Me
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import ShoalError
 
-LEASE_S: Final = 3
+LEASE_S: Final = 2
 """A leader that died is followed within this, the half second after which etcd looks for leases, and a start's time."""
-RENEW_S: Final = 0.75
-LOOK_S: Final = 0.5
+RENEW_S: Final = 0.5
+LOOK_S: Final = 0.25
 
 
 class EtcdElection:
