@@ -341,21 +341,21 @@ def _routed(desired: Mapping[str, DesiredSet], fleet: Fleet) -> frozenset[str]:
 
 def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> operator_pb2.WorkloadView:
     key = intent.key
-    stored = controller.catalog.documents[DocumentKey("Workload", str(key))]
+    stored = controller.catalog.documents.get(DocumentKey("Workload", str(key)))  # a guest has none
     plan = controller.plan_now.of(key) if controller.plan_now is not None else None
     wanted = plan.wanted if plan is not None else intent.require.replicas
     ready = _ready(controller.desired, fleet, key)
     waits = [wait for wait in controller.waits if wait.workload == key]
     view = operator_pb2.WorkloadView(
         workload=key_view(key),
-        revision=stored.revision,
+        revision=intent.revision,
         policy=intent.policy,
         models=[model.digest for model in intent.models],
         wanted=wanted,
         ready=ready,
         state=PROGRESSING if plan is None else PENDING if plan.refusal is not None else READY,
         ingress=_ingress(fleet, key),
-        document=stored.text,
+        document=stored.text if stored is not None else "",
         relaxed=plan.relaxed if plan is not None else (),
     )
     if view.state == READY and (ready < wanted or plan is None or any(change.sign != "=" for change in plan.changes)):

@@ -30,9 +30,10 @@ from shoal.policies import (
     trades,
 )
 from shoal.policies.kinds import CarbonFeed, PriceFeed
+from shoal.types.agreement import GUESTS
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.profile import ModelProfile
-from shoal.types.units import Wall
+from shoal.types.units import Seconds, Wall
 from shoal.types.workload import Intent, ModelRef, Quota, Trade
 
 DOCUMENTS: Final = "documents/"
@@ -79,7 +80,8 @@ class StoredDocument:
 class ModelRecord:
     """One pushed model. names: as it was pushed, the newest push of a name owns it.
 
-    signatures: publishers' bundles over it, as they were pushed, one of each key.
+    signatures: publishers' bundles over it, as they were pushed, one of each key. lent: by which region, for what it
+    has run here: no document of this region may name it. Empty where it was pushed here.
     """
 
     digest: str
@@ -88,6 +90,16 @@ class ModelRecord:
     pushed_by: str
     profile: ModelProfile
     signatures: tuple[bytes, ...] = ()
+    lent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What this region runs for another under an agreement. way_s: there and back between the two."""
+
+    region: str
+    intent: Intent
+    way_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +114,17 @@ class DocumentChange:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All that people told the region. models: by digest. newest: signed versions that were seen, by line."""
+    """All that people told the region. models: by digest. newest: signed versions that were seen, by line. guests: what
+    other regions have run here, which no document tells."""
 
     documents: Mapping[DocumentKey, StoredDocument] = field(default_factory=dict)
     models: Mapping[str, ModelRecord] = field(default_factory=dict)
     newest: Mapping[str, Newest] = field(default_factory=dict)
+    guests: tuple[Guest, ...] = ()
 
     def digest_of(self, source: str) -> str | None:
-        """Of a pushed model, by digest or name."""
-        if source in self.models:
+        """Of a model that was pushed here, by digest or name."""
+        if source in self.models and not self.models[source].lent:
             return source
         return next((digest for digest, model in self.models.items() if source in model.names), None)
 
@@ -125,13 +139,20 @@ class Catalog:
 
     @property
     def intents(self) -> tuple[Intent, ...]:
-        """In order of names. Raises ShoalError(MODEL_UNKNOWN) only if a pinned model is gone, which removal forbids."""
-        return tuple(
+        """In order of names, then guests. Raises ShoalError(MODEL_UNKNOWN) only if a pinned model is gone, which
+        removal forbids."""
+        own = tuple(
             resolve(
                 workload, self.policy(workload.spec.policy), revision=stored.revision, digests=self._refs(stored.pinned)
             )
             for stored, workload in self.of_kind(Workload)
         )
+        return (*own, *(guest.intent for guest in self.guests))
+
+    @property
+    def rtt_s(self) -> Mapping[str, Seconds]:
+        """From the one origin of each guest's requests."""
+        return {guest.intent.key.name: guest.way_s for guest in self.guests}
 
     @property
     def quotas(self) -> Mapping[str, Quota]:
@@ -183,8 +204,14 @@ class Catalog:
         return tuple(judge(bundle, model.digest, keys) for bundle in model.signatures)
 
     def users_of(self, digest: str) -> tuple[str, ...]:
-        """Workloads that are pinned to a model."""
-        return tuple(stored.name for stored, _ in self.of_kind(Workload) if digest in stored.pinned.values())
+        """Workloads that are pinned to a model, and guests that run it."""
+        own = tuple(stored.name for stored, _ in self.of_kind(Workload) if digest in stored.pinned.values())
+        lodged = tuple(
+            str(guest.intent.key)
+            for guest in self.guests
+            if any(model.digest == digest for model in guest.intent.models)
+        )
+        return (*own, *lodged)
 
     def _refs(self, pinned: Mapping[str, str]) -> dict[str, ModelRef]:
         return {
@@ -234,6 +261,12 @@ def propose(
         if key.kind == "Region" and key.name != region:
             refusal = Refusal(Code.REGION_MISMATCH, f"region {key.name}", f"region {region}", "apply it to that region")
             problems.append(document.problem(("metadata", "name"), refusal))
+            continue
+        if GUESTS in (key.name, key.name.partition("/")[0]) and key.kind in ("Tenant", "Workload"):
+            refusal = Refusal(
+                Code.NAME_INVALID, f"tenant {GUESTS}", "a name of your own", "it is of other regions' work"
+            )
+            problems.append(document.problem(("metadata", "name" if key.kind == "Tenant" else "tenant"), refusal))
             continue
         before = documents.get(key)
         pinned, missing = _pin(catalog, document, digests, region, before)

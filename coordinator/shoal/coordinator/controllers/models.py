@@ -86,10 +86,25 @@ class ModelsController:
             return None
         return await self._taken_in(size, digest, chunks)
 
+    async def borrow(self, region: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> None:
+        """As push, of bytes that another region lends for what it has run here; nothing is read where the model is
+        here. Raises ShoalError as push does, and as `chunks` does."""
+        if digest in self._catalog().models:
+            return
+        profile = await self.receive("", size, digest, chunks)
+        await self.keep(profile, "", digest, actor=f"region {region}", lent=region)
+
     async def keep(
-        self, profile: ModelProfile | None, name: str, digest: str, *, actor: str, signature: bytes = b""
+        self,
+        profile: ModelProfile | None,
+        name: str,
+        digest: str,
+        *,
+        actor: str,
+        signature: bytes = b"",
+        lent: str = "",
     ) -> Pushed:
-        """The second half: the model is recorded."""
+        """The second half: the model is recorded. What was only lent and is pushed here is this region's too."""
         try:
             async with self._truth.changing:
                 signed = self._check(signature, digest) if signature else None
@@ -98,16 +113,16 @@ class ModelsController:
                     raise ShoalError(unknown_model(digest))
                 if known is None:
                     assert profile is not None
-                    model = ModelRecord(digest, (), self._clock.wall(), actor, profile)
+                    model = ModelRecord(digest, (), self._clock.wall(), actor, profile, lent=lent)
                 else:
-                    model = known
+                    model = known if lent else replace(known, lent="")
                 if name and name not in model.names:
                     model = replace(model, names=tuple(sorted({*model.names, name})))
                 if signed is not None:
                     model = self._with(model, signature, signed)
                 if model != known:
                     await self._record(model, name, actor, signed)
-                return Pushed(model, existed=known is not None)
+                return Pushed(model, existed=known is not None and not known.lent)
         except BaseException:
             if digest not in self._catalog().models:
                 await self._blobs.delete(digest)
@@ -167,7 +182,7 @@ class ModelsController:
 
     async def _remove(self, name: str, actor: str) -> tuple[str, bool]:
         catalog = self._catalog()
-        digest = catalog.digest_of(name)
+        digest = name if name in catalog.models else catalog.digest_of(name)
         if digest is None:
             raise ShoalError(unknown_model(name))
         model = catalog.models[digest]

@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.catalog import (
     Catalog,
     DocumentChange,
     DocumentKey,
+    Guest,
     Proposal,
     StoredDocument,
     propose,
@@ -32,12 +33,13 @@ from shoal.coordinator.core.placement.model import Inputs, Plan, Reservation, Si
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
-from shoal.coordinator.core.workloads.invariants import Snapshot
+from shoal.coordinator.core.workloads.invariants import Promise, Snapshot
 from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
 from shoal.coordinator.core.workloads.routes import is_abroad
 from shoal.coordinator.core.workloads.trouble import cleared, poisoned
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem, node_price
+from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, refuse
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
@@ -103,6 +105,7 @@ class WorkloadsController:
         self.delegated: Mapping[WorkloadKey, Delegated] = {}
         self.reserved: tuple[Reservation, ...] = ()
         self.peers: tuple[PeerTrust, ...] = ()
+        self.promises: tuple[Promise, ...] = ()
         self.waits: tuple[Wait, ...] = ()
         self.plan_now: Plan | None = None
         """Of the last step."""
@@ -122,8 +125,8 @@ class WorkloadsController:
         self._sent_at: dict[str, Elapsed] = {}
         self._written_at: dict[str, Elapsed] = {}
         self._plans: dict[str, tuple[str, ...]] = {}
-        self._stepping = asyncio.Lock()
-        """Held while what is remembered is computed and written."""
+        self.stepping = asyncio.Lock()
+        """Held while what is remembered is computed and written; who promises room of the region's holds it too."""
 
     async def start(self) -> None:
         documents = {}
@@ -141,8 +144,8 @@ class WorkloadsController:
         await self.load_credentials()
 
     def adopt(self, catalog: Catalog) -> None:
-        """The new truth about documents and models, already in the store."""
-        self.catalog = catalog
+        """The new truth about documents and models, already in the store. Guests are told by `adopt_bids` alone."""
+        self.catalog = replace(catalog, guests=self.catalog.guests)
         self.intents = catalog.intents
         self.signatures = catalog.signatures(self._region)
         self._fleet.fleet = retimed(self._fleet.fleet, timing(self.intents), self._clock.now())
@@ -176,6 +179,27 @@ class WorkloadsController:
         if news != (self.delegated, self.reserved, self.peers):
             self.delegated, self.reserved, self.peers = news
             self._changed()
+
+    def adopt_bids(
+        self, *, guests: tuple[Guest, ...], reserved: tuple[Reservation, ...], promises: tuple[Promise, ...]
+    ) -> None:
+        """What other regions have run here and what is held for them, from the next step on."""
+        self.promises = promises
+        self.adopt_trades(reserved=reserved)
+        if guests != self.catalog.guests:
+            self.catalog = replace(self.catalog, guests=guests)
+            self.adopt(self.catalog)
+
+    def endpoints(self, key: WorkloadKey) -> int:
+        """Replicas that requests for a workload are sent to."""
+        table = self._memory.tables.get(str(key))
+        return len(table.endpoints) if table is not None else 0
+
+    @property
+    def kept_room(self) -> tuple[Reservation, ...]:
+        """What is reserved and not taken up: an agreement with a replica has its room by that."""
+        placed = {each.workload for desired in self.desired.values() for each in desired.assignments}
+        return tuple(each for each in self.reserved if WorkloadKey(GUESTS, each.bid) not in placed)
 
     def leads_abroad(self, key: WorkloadKey) -> bool:
         """Whether requests may still go to another region."""
@@ -214,7 +238,7 @@ class WorkloadsController:
         digest = self.catalog.digest_of(name)
         if digest is None:
             raise refuse(Code.MODEL_UNKNOWN, f"model {name!r:.80}", "a pushed model", "see `shoal model ls`")
-        async with self._stepping:
+        async with self.stepping:
             held = tuple(
                 " on ".join((each.model, f"{each.provider} {each.runtime_version}"))
                 for each in sorted(poisoned(self._memory.crashes))
@@ -231,7 +255,7 @@ class WorkloadsController:
 
     async def step(self) -> None:
         """Raises ShoalError when the store takes nothing: nothing was sent then, and the next step tries again."""
-        async with self._stepping:
+        async with self.stepping:
             await self._step()
 
     async def _step(self) -> None:
@@ -276,6 +300,8 @@ class WorkloadsController:
             placeable=frozenset(plan.workload for plan in plans if plan.refusal is None),
             versions={node: desired.version for node, desired in self.desired.items()},
             written_at=dict(self._written_at),
+            reserved=self.kept_room,
+            promises=self.promises,
         )
 
     def next_deadline(self) -> Seconds | None:
@@ -305,8 +331,9 @@ class WorkloadsController:
 
     def explained(self, catalog: Catalog | None = None) -> Plan:
         """The plan as it would be computed now, with every candidate."""
-        world = self._world(catalog or self.catalog)
-        return place(inputs_of(world, self._clock.now(), self._clock.wall()))
+        if catalog is None:
+            return place(self.inputs())
+        return place(inputs_of(self._world(catalog), self._clock.now(), self._clock.wall()))
 
     def explain(self, key: WorkloadKey) -> WorkloadPlan:
         """Raises ShoalError(WORKLOAD_UNKNOWN)."""
@@ -355,7 +382,8 @@ class WorkloadsController:
             seed=self._seed,
             signatures=self.signatures if catalog is self.catalog else catalog.signatures(self._region),
             delegated=self.delegated,
-            reserved=self.reserved,
+            reserved=self.kept_room,
+            rtt_s=catalog.rtt_s,
             peers=self.peers,
         )
 

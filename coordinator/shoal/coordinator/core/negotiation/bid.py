@@ -12,7 +12,14 @@ from typing import Final
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.negotiation.trust import may_trade
-from shoal.coordinator.core.placement.model import Candidate, Inputs, Reservation, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.model import (
+    Candidate,
+    Inputs,
+    RegionFacts,
+    Reservation,
+    Slot,
+    WorkloadPlan,
+)
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.solve import UTILISATION_MOST
 from shoal.types.agreement import GUESTS
@@ -62,7 +69,7 @@ def answer(
         return _declined(asked, inputs, Refusal(Code.TRADE_DENIED, found, "an entry of its Region's `trade`"))
     if (absurd := _absurd(asked)) is not None:
         return _declined(asked, inputs, absurd)
-    if (outside := residency(asked, inputs)) is not None:
+    if (outside := outside_of(asked, region)) is not None:
         return _declined(asked, inputs, outside)
     intent = _guest(asked, bid, tuple(ModelRef(each.digest, each.digest, "") for each in asked.models))
     plan = _what_if(intent, asked, inputs)
@@ -92,9 +99,9 @@ def way_s(asked: Solicitation, region: str) -> Seconds:
     return Seconds(asked.way_s.get(region, 0.0))
 
 
-def residency(asked: Solicitation, inputs: Inputs) -> Refusal | None:
+def outside_of(asked: Solicitation, region: RegionFacts) -> Refusal | None:
     """Why the data of this workload may not come here."""
-    allowed, region = asked.require.residency, inputs.region
+    allowed = asked.require.residency
     if not allowed or {region.name, region.residency} & set(allowed):
         return None
     lies = region.residency or "nowhere that it declares"
@@ -108,7 +115,7 @@ def _guest(asked: Solicitation, name: str, models: tuple[ModelRef, ...]) -> Inte
         key=WorkloadKey(GUESTS, name),
         revision=1,
         labels={},
-        policy="",
+        policy=f"guest of {asked.origin}",
         models=models,
         require=asked.require,
         limits=asked.limits,

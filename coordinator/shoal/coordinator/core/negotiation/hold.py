@@ -5,7 +5,7 @@ allowance, so that the other side, which counts from when it asked, always ends 
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.types.agreement import Award, GatewayRef, Notice, Renewal
@@ -39,6 +39,7 @@ class Held:
     offer: Offer
     reserved: tuple[Reservation, ...]
     until: Elapsed
+    kind: Literal["held"] = "held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Granted:
     sequence: int
     nonce: str
     until: Elapsed
+    kind: Literal["granted"] = "granted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Stopping:
     ends_s: Seconds
     ends: Elapsed
     told: bool
+    kind: Literal["stopping"] = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Gone:
     agreement: str
     code: Code
     until: Elapsed
+    kind: Literal["gone"] = "gone"
 
 
 State = Held | Granted | Stopping | Gone
@@ -191,8 +195,23 @@ def restarted(state: State, now: Elapsed, terms: Terms = DEFAULTS) -> State:
             return replace(state, until=_kept(now, terms))
 
 
+def caught_up(stored: State, known: State) -> State:
+    """What the store holds, with the renewals that were answered since and not written."""
+    mine, theirs = agreed(stored), agreed(known)
+    if mine is None or theirs is None or mine.award != theirs.award or mine.sequence >= theirs.sequence:
+        return stored
+    granted = replace(mine, sequence=theirs.sequence, nonce=theirs.nonce, gateways=theirs.gateways, until=theirs.until)
+    return replace(stored, granted=granted) if isinstance(stored, Stopping) else granted
+
+
 def offer_of(state: State) -> Offer:
     return state.granted.offer if isinstance(state, Stopping) else state.offer
+
+
+def name_of(state: State) -> str:
+    """The agreement that came of it; empty where none did."""
+    granted = agreed(state)
+    return granted.award.agreement if granted is not None else state.agreement if isinstance(state, Gone) else ""
 
 
 def agreed(state: State) -> Granted | None:

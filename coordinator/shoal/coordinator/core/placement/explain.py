@@ -9,6 +9,7 @@ from shoal.coordinator.core.placement.model import Candidate, PlacementChange
 from shoal.coordinator.core.placement.rank import pareto, score, tie, values
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, distance, merged, relaxation, typed
 from shoal.coordinator.core.placement.solve import Level, Solver
+from shoal.types.agreement import GUESTS
 from shoal.types.codes import Code, Refusal
 from shoal.types.workload import Relaxation, Spread
 
@@ -150,6 +151,8 @@ def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
         places = ", ".join(f"{each.node}/{each.assignment.device}" for each in solver.broken)
         return Refusal(solver.broken[0].refusal.code, f"failed on {places}", f"{wanted} replicas", remedy)
     missing = [model.source for model in intent.models if model.digest not in solver.scope.inputs.profiles]
+    if len(missing) == len(intent.models) and intent.key.tenant == GUESTS:
+        return Refusal(Code.WAITING_FOR_FETCH, "its model is not here yet", "the bytes from its home region")
     if len(missing) == len(intent.models):
         return Refusal(Code.MODEL_UNKNOWN, ", ".join(missing), "a pushed model", "shoal model push FILE")
     excluded = [_in_order(found) for found in level.faults if found]

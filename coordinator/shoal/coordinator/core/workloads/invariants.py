@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.placement.model import Reservation
 from shoal.coordinator.core.workloads.model import Content, Memory, Stage, Wait
 from shoal.coordinator.core.workloads.routes import is_abroad, is_gateway, is_seen
 from shoal.types.agreement import GUESTS
@@ -24,12 +25,22 @@ GRACE_S = Seconds(60.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """What this region owes another: room that is held for a bid (agreement empty), or an agreement. until: the end of
+    the hold or of the lease."""
+
+    bid: str
+    agreement: str
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A region after one step.
 
     placeable: workloads for which the plan found all replicas. versions, written_at: of each node's desired set, and
     since when it stands. recovery_s: what a workload without its own `recovery` is allowed. grace_s: how late a
-    deadline may be noticed.
+    deadline may be noticed. reserved: room that is kept for bids and agreements. promises: each open one of them.
     """
 
     fleet: Fleet
@@ -44,6 +55,8 @@ class Snapshot:
     written_at: Mapping[str, Elapsed] = field(default_factory=dict)
     recovery_s: Seconds = RECOVERY_S
     grace_s: Seconds = GRACE_S
+    reserved: tuple[Reservation, ...] = ()
+    promises: tuple[Promise, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +70,7 @@ class Violation:
 
 def check(snapshot: Snapshot) -> tuple[Violation, ...]:
     """Every violated invariant; empty when all hold."""
-    judges = (_served, _not_oversold, _one_owner, _routes, _waits, _not_ahead, _shown, _not_blind, _converging)
-    return tuple(violation for judge in judges for violation in judge(snapshot))
+    return tuple(violation for judge in _JUDGES for violation in judge(snapshot))
 
 
 def _served(snapshot: Snapshot) -> Iterator[Violation]:
@@ -75,11 +87,14 @@ def _not_oversold(snapshot: Snapshot) -> Iterator[Violation]:
         state = snapshot.fleet.nodes.get(name)
         for device in state.node.devices if state is not None else ():
             committed = sum(each.memory_bytes for each in content.assignments if each.device == device.name)
+            held = [each for each in snapshot.reserved if each.slot == (name, device.name)]
+            kept = sum(each.memory_bytes for each in held)
             total = device.memory_bytes
             if state is not None and device.kind is DeviceKind.CPU and state.node.memory_limit_bytes > 0:
                 total = min(total, state.node.memory_limit_bytes)
-            if committed > total:
-                yield Violation("I2", f"{name}/{device.name}", f"{committed} bytes committed of {total}")
+            if committed + kept > total:
+                message = f"{committed} bytes committed and {kept} held of {total}"
+                yield Violation("I2", f"{name}/{device.name}", message)
 
 
 def _one_owner(snapshot: Snapshot) -> Iterator[Violation]:
@@ -96,6 +111,23 @@ def _one_owner(snapshot: Snapshot) -> Iterator[Violation]:
     for name, count in holders.items():
         if count > 1:
             yield Violation("I3", name, f"ready on {count} nodes")
+
+
+def _one_promise(snapshot: Snapshot) -> Iterator[Violation]:
+    """A hold becomes at most one agreement, an agreement is of one bid, room is kept for what is owed and no longer."""
+    for name, count in Counter(each.bid for each in snapshot.promises).items():
+        if count > 1:
+            yield Violation("I3", name, f"a bid became {count} promises")
+    for name, count in Counter(each.agreement for each in snapshot.promises if each.agreement).items():
+        if count > 1:
+            yield Violation("I3", name, f"an agreement of {count} bids")
+    for each in snapshot.promises:
+        if snapshot.now > each.until + snapshot.grace_s:
+            late = snapshot.now - each.until
+            yield Violation("I3", each.agreement or each.bid, f"kept {late:.0f} s after its end")
+    owed = {each.agreement or each.bid for each in snapshot.promises}
+    for name in sorted({each.bid for each in snapshot.reserved} - owed):
+        yield Violation("I3", name, "room is kept and nothing is owed")
 
 
 def _routes(snapshot: Snapshot) -> Iterator[Violation]:
@@ -221,3 +253,17 @@ def _ready(snapshot: Snapshot, node: str, assignment: Assignment) -> bool:
     state: NodeState | None = snapshot.fleet.nodes.get(node)
     observed: Observed | None = state.observed.get(assignment.id) if state is not None else None
     return observed is not None and observed.phase is Phase.READY and not assignment.draining
+
+
+_JUDGES = (
+    _served,
+    _not_oversold,
+    _one_owner,
+    _one_promise,
+    _routes,
+    _waits,
+    _not_ahead,
+    _shown,
+    _not_blind,
+    _converging,
+)
