@@ -524,7 +524,7 @@ class BidsController:
         catalog = self._workloads.catalog
         if may_trade(catalog.trades(self._region), asked.origin, asked.workload.tenant) is None:
             return Code.TRADE_DENIED
-        return Code.RESIDENCY if outside_of(asked, catalog.facts(self._region)) is not None else None
+        return Code.RESIDENCY if outside_of(asked, catalog.facts(self._region, {})) is not None else None
 
     # -- work that waits for others -----------------------------------------------------------------------------------
 
