@@ -8,6 +8,7 @@ from shoal.coordinator.controllers.events import AUDIT, broken_link, digest_of
 from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
+from shoal.coordinator.core.signals.model import Signal
 from shoal.coordinator.core.workloads.invariants import check
 from shoal.coordinator.ports import Record, Store
 from shoal.types.codes import Code, Refusal
@@ -60,6 +61,9 @@ async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
             remedy = f"shoal explain {wait.workload.name} --tenant {wait.workload.tenant}"
             refusal = Refusal(wait.code, wait.reason, "", remedy)
             yield Check(REGION, f"workload {wait.workload} {wait.assignment}".strip(), refusal)
+    now = region.signals.now()
+    for name in region.workloads.catalog.rules(region.config.name):
+        yield Check(REGION, f"the {name} is known and new", _signal(now.get(name), region.signals.refusals.get(name)))
     nodes = sorted(region.fleet.fleet.nodes.values(), key=lambda state: state.name)
     yield Check(REGION, "a gateway answers", _gateway(nodes))
     for state in nodes:
@@ -84,6 +88,16 @@ async def examine_members(members: Members) -> AsyncIterator[Check]:
         ended = f"ended {show_seconds(-left)} ago" if left <= 0 else f"ends in {show_seconds(left)}"
         remedy = "look at its log; it renews by itself when it reaches the enrolment port, or joins again with a token"
         yield Check(REGION, f"certificate of {uri}", Refusal(Code.CERT_EXPIRED, ended, "one that was renewed", remedy))
+
+
+def _signal(signal: Signal | None, refusal: Refusal | None) -> Refusal | None:
+    """Why its source failed, else that its value is old or not there. An operator's word needs no source."""
+    if signal is not None and not signal.stale:
+        return None
+    if refusal is not None:
+        return refusal
+    found = f"{signal.source} said nothing new" if signal is not None else "its source was not read yet"
+    return Refusal(Code.SIGNAL_STALE, found, "a value within stale_after", "look at what writes the source")
 
 
 def _audit(entries: Sequence[Record], head: str) -> Refusal | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.region import DOCUMENTS, Agent, ManualClock, World
+from shoal.coordinator.controllers.doctor import examine
 from shoal.coordinator.core.placement.model import WorkloadPlan
 from shoal.coordinator.core.signals.model import Reading, SignalName
 from shoal.coordinator.ports import StaleRevision
@@ -68,6 +69,12 @@ async def look(world: World, seconds: float = 1.0) -> None:
 async def told(world: World) -> list[tuple[str, str]]:
     events = await world.region.events.past(0, 1000)
     return [(event.code, event.message) for event in events if event.code.startswith(("SIGNAL", "SOURCE"))]
+
+
+async def diagnosis(world: World) -> Code | None:
+    """What the doctor says of the carbon."""
+    (found,) = [check async for check in examine(world.region, world.store) if "carbon" in check.name]
+    return found.refusal.code if found.refusal is not None else None
 
 
 async def codes(world: World) -> list[str]:
@@ -139,10 +146,12 @@ async def test_stale_once_the_fallback_counts_then_back(world: World, said: Said
         await look(world, 400.0)
     signal = world.region.signals.now()[CARBON]
     assert (signal.value, signal.stale, signal.fallback, signal.source) == (350.0, True, True, "./c.csv")
+    assert await diagnosis(world) == Code.SIGNAL_STALE
     del said.sources["./c.csv"]
     await look(world)
     await look(world)
     assert world.region.signals.refusals[CARBON].code == Code.SOURCE_UNREACHABLE
+    assert await diagnosis(world) == Code.SOURCE_UNREACHABLE
     said.say("./c.csv", 350.5)
     await look(world)
     await look(world)
@@ -150,6 +159,7 @@ async def test_stale_once_the_fallback_counts_then_back(world: World, said: Said
         "SIGNAL_CHANGED", "SIGNAL_STALE", "SIGNAL_CHANGED", "SOURCE_UNREACHABLE", "SIGNAL_BACK",
     ]  # fmt: skip
     assert world.region.signals.refusals == {}
+    assert await diagnosis(world) is None
 
 
 async def test_a_forecast_counts_when_its_time_comes(world: World, said: Said) -> None:
