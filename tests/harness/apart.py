@@ -38,8 +38,8 @@ class ApartControl(Control):
         self._net = net
         self._before = before
 
-    def _stack(self, region: str, agents: int, link: str) -> layout.Stack:
-        stack = super()._stack(region, agents, link)
+    def _stack(self, asked: layout.Asked) -> layout.Stack:
+        stack = super()._stack(asked)
         return replace(stack, members=tuple(self._moved(member) for member in stack.members))
 
     def _moved(self, member: Member) -> Member:

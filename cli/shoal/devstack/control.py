@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from typing import Any, Final
 from shoal.client import Context, Contexts, Region
 from shoal.devstack import broker, layout
 from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
-from shoal.devstack.layout import Member, Stack
+from shoal.devstack.layout import Asked, Member, Stack
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.wire.enrol import redeem
@@ -47,17 +47,27 @@ class Control:
         self.folder = folder or layout.default_folder()
         self._contexts = contexts or Contexts()
 
-    def up(self, agents: int, say: Say, *, region: str = layout.REGION, link: str = "grpc") -> Up:
-        """Starts what is not running; everything enrolled, ready and measured when it returns. All or nothing.
+    def up(
+        self,
+        agents: int,
+        say: Say,
+        *,
+        region: str = layout.REGION,
+        link: str = "grpc",
+        regions: int = 1,
+        federation: int = 0,
+    ) -> Up:
+        """Starts what is not running; everything enrolled, ready, measured and joined when it returns. All or nothing.
 
-        link: grpc, or mqtt over the host's own Mosquitto. Raises ShoalError with the code of the part that failed, or
-        CONFLICT while another is at it."""
+        agents: of each region. link: grpc, or mqtt over the host's own Mosquitto. federation: replicas of the service
+        that the regions join. Raises ShoalError with the code of the part that failed, or CONFLICT while another is at
+        it."""
         with self._alone():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
             try:
-                return self._start(region, agents, link, say)
+                return self._start(layout.Asked(region, agents, link, regions, federation), say)
             except BaseException:
                 self.down()
                 raise
@@ -75,36 +85,56 @@ class Control:
                 ) from cause
             yield
 
-    def _start(self, region: str, agents: int, link: str, say: Say) -> Up:
-        if link == "mqtt":
+    def _start(self, asked: Asked, say: Say) -> Up:
+        if asked.link == "mqtt":
             broker.require()
-        stack = self._stack(region, agents, link)
+        stack = self._stack(asked)
         layout.save(self.folder, stack)
         self._spawn_keeper()
-        if stack.broker is not None:
-            say("broker, Mosquitto of this machine, which carries the agents' links")
-            broker.prepare(self.folder, stack, stack.broker)
-            self.ask({"op": "start", "name": stack.broker.name})
-        say(f"coordinator of region {stack.region}")
-        self.ask({"op": "start", "name": stack.coordinator.name})
-        operator = Context(
-            CONTEXT,
-            stack.region,
-            stack.coordinator.addresses["link"],
-            str(self.folder / stack.coordinator.name / "operator"),
-            gateway_rest=stack.gateways[0].addresses["rest"],
-            gateway_grpc=stack.gateways[0].addresses["grpc"],
-        )
-        with Region(operator) as api:
-            for member in (*stack.gateways, *stack.agents):
-                say(f"{member.role} {member.name}" + (f", emulated: {member.emulate}" if member.emulate else ""))
-                self._enrol(api, stack, member)
-                self.ask({"op": "start", "name": member.name})
-            self._wait_measured(api, stack)
-            stack = self._scaled(api, stack, say)
-            self._client_files(api, stack)
-        self._contexts.save(operator)
+        for member in stack.federation:
+            say(f"federation {member.name}")
+            self.ask({"op": "start", "name": member.name})
+        with ExitStack() as opened:
+            apis = dict[str, Region]()
+            for name in stack.regions:
+                apis[name] = opened.enter_context(Region(self._start_leading(stack.of(name), say)))
+                self._start_nodes(apis[name], stack.of(name), say)
+            for name, api in apis.items():
+                self._wait_measured(api, stack.of(name))
+            stack = self._scaled(apis, stack, say)
+            for name, api in apis.items():
+                self._client_files(api, stack.of(name), self._client(stack, name))
+        for name in stack.regions:
+            self._contexts.save(self._operator(stack.of(name), _context(stack, name)), use=name == stack.region)
         return self._describe(stack)
+
+    def _start_leading(self, region: Stack, say: Say) -> Context:
+        if region.broker is not None:
+            say("broker, Mosquitto of this machine, which carries the agents' links")
+            broker.prepare(self.folder, region, region.broker)
+            self.ask({"op": "start", "name": region.broker.name})
+        say(f"coordinator of region {region.region}")
+        self.ask({"op": "start", "name": region.coordinator.name})
+        return self._operator(region, CONTEXT)
+
+    def _start_nodes(self, api: Region, region: Stack, say: Say) -> None:
+        for member in (*region.gateways, *region.agents):
+            say(f"{member.role} {member.name}" + (f", emulated: {member.emulate}" if member.emulate else ""))
+            self._enrol(api, region, member)
+            self.ask({"op": "start", "name": member.name})
+
+    def _operator(self, region: Stack, name: str) -> Context:
+        return Context(
+            name,
+            region.region,
+            region.coordinator.addresses["link"],
+            str(self.folder / region.coordinator.name / "operator"),
+            gateway_rest=region.gateways[0].addresses["rest"],
+            gateway_grpc=region.gateways[0].addresses["grpc"],
+        )
+
+    def _client(self, stack: Stack, region: str) -> Path:
+        return self.folder / ("client" if region == stack.region else f"{region}-client")
 
     def running(self) -> bool:
         try:
@@ -128,7 +158,8 @@ class Control:
         except ShoalError as error:
             if error.code is not Code.NOT_FOUND:
                 raise
-        self._contexts.remove(CONTEXT)
+        for name in self._context_names():
+            self._contexts.remove(name)
         limit = 3 * STOP_WITHIN_S + 5
         _wait(lambda: not (self.folder / SOCKET).exists(), limit, "the local federation to stop")
 
@@ -160,17 +191,25 @@ class Control:
 
     # the steps of `up`
 
-    def _stack(self, region: str, agents: int, link: str) -> Stack:
+    def _context_names(self) -> tuple[str, ...]:
+        try:
+            stack = layout.load(self.folder)
+        except ShoalError:
+            return (CONTEXT,)
+        return (*(_context(stack, name) for name in stack.regions), f"{CONTEXT}-{layout.FEDERATION}")
+
+    def _stack(self, asked: Asked) -> Stack:
         try:
             before = layout.load(self.folder)
         except ShoalError:
-            return layout.compose(region, agents, _free_ports(layout.needed_ports(agents, link)), link)
-        # Started again: the same region, ports and identities, so that what was applied is there again.
-        if (len(before.agents), before.region, before.link) != (agents, region, link):
+            return layout.compose(asked, _free_ports(layout.needed_ports(asked)))
+        # Started again: the same regions, ports and identities, so that what was applied is there again.
+        held = Asked.of(before)
+        if held != asked:
             raise refuse(
                 Code.CONFLICT,
-                f"{self.folder} holds region {before.region} with {len(before.agents)} agents on {before.link} links",
-                f"region {region} with {agents} on {link} links",
+                f"{self.folder} holds {held}",
+                str(asked),
                 "use another --data-dir, or shoal dev down --purge",
             )
         return before
@@ -221,9 +260,11 @@ class Control:
 
         _wait(measured, NODES_READY_WITHIN_S, "every node to be ready and measured")
 
-    def _scaled(self, api: Region, stack: Stack, say: Say) -> Stack:
+    def _scaled(self, apis: Mapping[str, Region], stack: Stack, say: Say) -> Stack:
+        """One scale for all regions: they share the machine."""
         rates = [
             Rate(max(device.receipt.rates.conv_flops.values(), default=0.0), device.device.emulated)
+            for api in apis.values()
             for device in api.get("devices").devices
         ]
         scale = time_scale(rates, os.cpu_count() or 1)
@@ -232,24 +273,24 @@ class Control:
         say(f"time scale {scale:g}: emulated devices answer so much slower than real ones, for this machine to keep up")
         stack = replace(stack, time_scale=scale)
         layout.save(self.folder, stack)
-        epochs = {node.node.name: node.epoch for node in api.get("nodes").nodes}
+        epochs = {node.node.name: node.epoch for api in apis.values() for node in api.get("nodes").nodes}
         emulated = {member.name for member in stack.agents if member.emulate}
         for name in sorted(emulated):
             self.ask({"op": "restart", "name": name})
 
         def back() -> bool:
-            nodes = api.get("nodes").nodes
+            nodes = [node for api in apis.values() for node in api.get("nodes").nodes]
             again = {
                 n.node.name for n in nodes if n.epoch > epochs[n.node.name] and n.liveness == "ready" and n.front_ready
             }
             return emulated <= again
 
         _wait(back, NODES_READY_WITHIN_S, "the emulated nodes to be back with their scale")
-        self._wait_measured(api, stack)
+        for name, api in apis.items():
+            self._wait_measured(api, stack.of(name))
         return stack
 
-    def _client_files(self, api: Region, stack: Stack) -> None:
-        folder = self.folder / "client"
+    def _client_files(self, api: Region, stack: Stack, folder: Path) -> None:
         if not (folder / "cert.pem").exists():
             token = api.create_token("tenant", layout.TENANT, 300.0).token
             redeem(stack.coordinator.addresses["enrol"], token, layout.TENANT).write(folder)
@@ -261,6 +302,10 @@ class Control:
         operator = self._contexts.get(CONTEXT)
         client = replace(operator, name="client", folder=str(self.folder / "client"), tenant=layout.TENANT)
         return Up(stack, self.folder, operator, client, self.folder / "client" / "bearer")
+
+
+def _context(stack: Stack, region: str) -> str:
+    return CONTEXT if region == stack.region else f"{CONTEXT}-{region}"
 
 
 def _free_ports(names: tuple[str, ...]) -> dict[str, int]:

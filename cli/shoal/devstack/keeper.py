@@ -16,7 +16,7 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +45,7 @@ VERBS: Final = {
     "fill": f"an agent's disk is full: no file of it grows beyond {FILLED_BYTES // 1024} KiB",
     "heal": "undo cut, slow and fill",
 }
-_ALONE: Final = ("broker", "coordinator")
+_ALONE: Final = ("broker", "coordinator", layout.FEDERATION)
 """Members of one process, which has their own role."""
 LASTING: Final = ("cut", "slow", "fill")
 """What stays until `heal`."""
@@ -201,17 +201,19 @@ class Keeper:
         state = str(self._folder / member.name)
         if member.role == "broker":
             return [str(self._folder / member.name / "start")]
-        mqtt = ["--mqtt", layout.road(self._stack.broker.addresses["mqtt"])] if self._stack.broker is not None else []
-        if member.role == "coordinator":
+        region = self._stack.of(member.region)
+        mqtt = ["--mqtt", layout.road(region.broker.addresses["mqtt"])] if region.broker is not None else []
+        if member.role in ("coordinator", layout.FEDERATION):
+            role = "region" if member.role == "coordinator" else member.role
             return [
-                *program_path("shoal-coordinator"), "run", "--role", "region", "--region", self._stack.region,
+                *program_path("shoal-coordinator"), "run", "--role", role, "--region", member.region,
                 "--data-dir", state, "--link", addresses["link"], "--enrol", addresses["enrol"],
                 "--metrics", addresses["metrics"], *([*mqtt, "--models", addresses["models"]] if mqtt else []),
-                *self._broker_dir(),
+                *self._broker_dir(region), *self._peers(addresses),
             ]  # fmt: skip
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
-            "--state-dir", state, "--coordinator", layout.road(self._stack.coordinator.addresses["link"]),
+            "--state-dir", state, "--coordinator", layout.road(region.coordinator.addresses["link"]),
             "--advertise", layout.road(addresses["grpc"]).rpartition(":")[0],
             "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
             "--metrics", addresses["metrics"], "--front-metrics", addresses["front-metrics"],
@@ -224,9 +226,16 @@ class Keeper:
             command += ["--no-cpu", "--emulate", member.emulate, "--time-scale", f"{scale:g}"]
         return command
 
-    def _broker_dir(self) -> list[str]:
-        broker = self._stack.broker
+    def _broker_dir(self, region: Stack) -> list[str]:
+        broker = region.broker
         return ["--broker-dir", str(self._folder / broker.name)] if broker is not None else []
+
+    def _peers(self, addresses: Mapping[str, str]) -> list[str]:
+        """Coordinators of several regions, and their federation, reach each other by road."""
+        if not self._stack.federation:
+            return []
+        peers = ["--peers", addresses["peers"]] if "peers" in addresses else []
+        return [*peers, "--advertise", layout.road(addresses["link"]).rpartition(":")[0]]
 
     # hurting and ending
 
@@ -328,7 +337,7 @@ class Keeper:
 
     async def _stop_all(self) -> None:
         # Agents first, so that none reports its siblings' end as a loss.
-        order = {"agent": 0, "gateway": 1, "coordinator": 2, "broker": 3}
+        order = {"agent": 0, "gateway": 1, "coordinator": 2, "broker": 3, layout.FEDERATION: 3}
         for rank in sorted(set(order.values())):
             await asyncio.gather(
                 *(self._stop(one) for one in self._programs.values() if order[one.member.role] == rank)
@@ -360,7 +369,7 @@ class Keeper:
             member = program.member
             common = {
                 "name": member.name,
-                "region": self._stack.region,
+                "region": member.region,
                 "member": member.role,
                 "emulated": bool(member.emulate),
                 "profile": member.emulate,

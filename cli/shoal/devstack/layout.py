@@ -3,13 +3,15 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from shoal.types.codes import Code, refuse
 
 REGION: Final = "home"
+FEDERATION: Final = "federation"
+"""The federation's name, and its members' role."""
 TENANT: Final = "default"
 
 FLEET: Final = (
@@ -36,23 +38,38 @@ SITES: Final = {"cloud-gpu": "cloud", "small-cpu": "pole"}
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One program of the stack. emulate: a profile, or ''. addresses: host:port by use (grpc, rest, token, ..)."""
+    """One program of the stack. name: also its identity's, but for a coordinator's. region: whose it is, or the
+    federation's name. emulate: a profile, or ''. addresses: host:port by use (grpc, rest, token, ..)."""
 
     name: str
     role: str
     emulate: str
     labels: Mapping[str, str]
     addresses: Mapping[str, str]
+    region: str = REGION
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A local region as `dev up` was asked for it. link: grpc or mqtt."""
+    """A local federation as `dev up` was asked for it. region: the first, where things are applied by default. link:
+    grpc or mqtt."""
 
     region: str
     members: tuple[Member, ...]
     time_scale: float
     link: str = "grpc"
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        return tuple(member.region for member in self.members if member.role == "coordinator")
+
+    def of(self, region: str) -> "Stack":
+        """One region of it, alone."""
+        return replace(self, region=region, members=tuple(one for one in self.members if one.region == region))
+
+    @property
+    def federation(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.role == FEDERATION)
 
     @property
     def coordinator(self) -> Member:
@@ -86,27 +103,69 @@ def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
     return (*FLEET, *more)[:count]
 
 
-def compose(region: str, count: int, ports: Mapping[str, int], link: str = "grpc") -> Stack:
-    """The stack for `count` agents; ports: a free port for each of `needed_ports`."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `dev up` is asked for. agents: of each region. federation: replicas of the service that the regions join;
+    0 for none."""
 
-    def member(name: str, role: str, emulate: str = "", labels: Mapping[str, str] | None = None) -> Member:
-        addresses = {use: f"{HERE}:{ports[f'{name}.{use}']}" for use in _uses(role, link)}
-        return Member(name, role, emulate, labels or {}, addresses)
+    region: str = REGION
+    agents: int = 4
+    link: str = "grpc"
+    regions: int = 1
+    federation: int = 0
 
-    members = [member(role, role) for role in _leading(link)]
-    for name, profile in fleet_of(count):
-        members.append(
-            member(
-                name,
-                "agent",
-                profile,
-                {"price": PRICES.get(name, PRICES["plain-cpu"]), "site": SITES.get(name, "hall")},
-            )
+    @classmethod
+    def of(cls, stack: Stack) -> "Asked":
+        agents = len(stack.of(stack.region).agents)
+        return cls(stack.region, agents, stack.link, len(stack.regions), len(stack.federation))
+
+    def __str__(self) -> str:
+        regions = f", {self.regions} regions" if self.regions > 1 else ""
+        federation = f", {self.federation} federation replicas" if self.federation else ""
+        return f"region {self.region} with {self.agents} agents on {self.link} links{regions}{federation}"
+
+
+def compose(asked: Asked, ports: Mapping[str, int]) -> Stack:
+    """ports: a free port for each of `needed_ports`. Raises ShoalError(FIELD_INVALID)."""
+    members = tuple(
+        replace(member, addresses={use: f"{HERE}:{ports[f'{member.name}.{use}']}" for use in _uses(member.role, asked)})
+        for member in _members(asked)
+    )
+    return Stack(asked.region, members, 1.0, asked.link)
+
+
+def needed_ports(asked: Asked) -> tuple[str, ...]:
+    """Raises ShoalError(FIELD_INVALID)."""
+    return tuple(f"{member.name}.{use}" for member in _members(asked) for use in _uses(member.role, asked))
+
+
+def _members(asked: Asked) -> tuple[Member, ...]:
+    """Without addresses, in the order in which they start. Those of the first region do not bear its name."""
+    if not 1 <= asked.regions <= 8:
+        raise refuse(Code.FIELD_INVALID, f"{asked.regions} regions", "1 to 8 on one machine", "pass --regions N")
+    if not 0 <= asked.federation <= 1:
+        raise refuse(
+            Code.NOT_SUPPORTED_YET,
+            f"{asked.federation} federation replicas",
+            "0, or 1: more share a store in etcd",
+            "pass --federation-replicas 1",
         )
-    return Stack(region, tuple(members), 1.0, link)
+    members = [
+        Member(f"{FEDERATION}-{number}", FEDERATION, "", {}, {}, FEDERATION)
+        for number in range(1, asked.federation + 1)
+    ]
+    for number in range(1, asked.regions + 1):
+        region = asked.region if number == 1 else f"{asked.region}-{number}"
+        before = "" if number == 1 else f"{region}-"
+        members += [Member(before + role, role, "", {}, {}, region) for role in _leading(asked.link)]
+        for name, profile in fleet_of(asked.agents):
+            labels = {"price": PRICES.get(name, PRICES["plain-cpu"]), "site": SITES.get(name, "hall")}
+            members.append(Member(before + name, "agent", profile, labels, {}, region))
+    return tuple(members)
 
 
 _USES: Final = {
+    FEDERATION: ("link", "enrol", "metrics"),
     "broker": ("mqtt",),
     "coordinator": ("link", "enrol", "metrics"),
     "gateway": ("grpc", "rest", "token", "metrics", "front-metrics"),
@@ -114,20 +173,17 @@ _USES: Final = {
 }
 
 
-def _uses(role: str, link: str) -> tuple[str, ...]:
-    """Over gRPC models come on the link's own port."""
-    more = ("models",) if role == "coordinator" and link == "mqtt" else ()
-    return (*_USES[role], *more)
+def _uses(role: str, asked: Asked) -> tuple[str, ...]:
+    """Over gRPC models come on the link's own port. Peers call only who is in a federation."""
+    if role != "coordinator":
+        return _USES[role]
+    models = ("models",) if asked.link == "mqtt" else ()
+    return (*_USES[role], *models, *(("peers",) if asked.federation else ()))
 
 
 def _leading(link: str) -> tuple[str, ...]:
-    """Members of which there is one, called by their role, in the order in which they start."""
+    """Members of a region of which there is one, called by their role, in the order in which they start."""
     return (*(("broker",) if link == "mqtt" else ()), "coordinator", "gateway")
-
-
-def needed_ports(count: int, link: str = "grpc") -> tuple[str, ...]:
-    names = [*((role, role) for role in _leading(link)), *((name, "agent") for name, _ in fleet_of(count))]
-    return tuple(f"{name}.{use}" for name, role in names for use in _uses(role, link))
 
 
 HERE: Final = "127.0.0.1"
@@ -151,5 +207,5 @@ def load(folder: Path) -> Stack:
         data: dict[str, Any] = json.loads((folder / "stack.json").read_text())
     except FileNotFoundError as cause:
         raise refuse(Code.NOT_FOUND, f"no local federation in {folder}", "one that runs", "shoal dev up") from cause
-    members = tuple(Member(**member) for member in data["members"])
+    members = tuple(Member(**{"region": data["region"], **member}) for member in data["members"])
     return Stack(data["region"], members, data["time_scale"], data.get("link", "grpc"))

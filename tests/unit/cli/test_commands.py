@@ -108,9 +108,32 @@ def test_the_scale_lets_the_host_meet_the_fastest_device() -> None:
 
 
 def test_a_stack_is_the_same_when_read_back(tmp_path: Path) -> None:
-    ports = {name: 20_000 + index for index, name in enumerate(layout.needed_ports(6))}
-    stack = layout.compose("home", 6, ports)
+    ports = {name: 20_000 + index for index, name in enumerate(layout.needed_ports(layout.Asked(agents=6)))}
+    stack = layout.compose(layout.Asked(agents=6), ports)
     layout.save(tmp_path, stack)
     assert layout.load(tmp_path) == stack
     assert [agent.name for agent in stack.agents][-2:] == ["plain-cpu-2", "plain-cpu-3"]
     assert len({address for member in stack.members for address in member.addresses.values()}) == len(ports)
+
+
+def test_regions_of_one_stack_have_members_and_ports_of_their_own() -> None:
+    asked = layout.Asked(agents=2, link="mqtt", regions=3, federation=1)
+    names = layout.needed_ports(asked)
+    stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(names)})
+    assert layout.Asked.of(stack) == asked
+    assert stack.regions == ("home", "home-2", "home-3")
+    assert len({member.name for member in stack.members}) == len(stack.members)
+    assert [member.name for member in stack.of("home").members] == [
+        "broker", "coordinator", "gateway", "plain-cpu", "edge-npu",
+    ]  # fmt: skip
+    second = stack.of("home-2")
+    assert second.coordinator.name == "home-2-coordinator"
+    assert second.coordinator.addresses.keys() >= {"link", "models", "peers"}
+    assert [member.role for member in stack.federation] == ["federation"]
+
+
+@pytest.mark.parametrize("asked", [layout.Asked(regions=0), layout.Asked(federation=2), layout.Asked(agents=65)])
+def test_a_stack_that_is_not_to_be_had(asked: layout.Asked) -> None:
+    with pytest.raises(ShoalError) as refused:
+        layout.needed_ports(asked)
+    assert refused.value.refusal.remedy

@@ -30,7 +30,7 @@ link = click.option(
 
 @click.group()
 def dev() -> None:
-    """A local region on this machine: coordinator, gateway, agents; certificates and tokens included."""
+    """Local regions on this machine: coordinator, gateway, agents; certificates and tokens included."""
 
 
 @dev.command()
@@ -38,29 +38,45 @@ def dev() -> None:
 @click.option(
     "--agents", default=4, show_default=True, help="One plain CPU, then emulated NPU, GPU and small CPU, then plain."
 )
-@click.option("--region", "name", default=layout.REGION, show_default=True, help="Name of the region.")
-@click.option("--regions", default=1, show_default=True, help="More than one comes with the federation.")
-@click.option("--federation-replicas", default=0, show_default=True, help="Comes with the federation.")
+@click.option("--region", "name", default=layout.REGION, show_default=True, help="Name of the first region.")
+@click.option(
+    "--regions",
+    default=1,
+    show_default=True,
+    help="So many, NAME and NAME-2 .., each with a CA, a gateway and --agents of its own; contexts dev, dev-NAME-2 ..",
+)
+@click.option(
+    "--federation-replicas",
+    default=0,
+    show_default=True,
+    help="1: a federation of the regions, context dev-federation.",
+)
 @click.option("--store", type=click.Choice(["sqlite", "etcd"]), default="sqlite", show_default=True)
 @link
 def up(
     data_dir: Path | None, agents: int, name: str, regions: int, federation_replicas: int, store: str, link: str
 ) -> None:
-    """Start it, or find it running. Everything is enrolled, ready and measured when this returns."""
-    for asked, given in (
-        ("--regions 1", regions == 1),
-        ("--federation-replicas 0", federation_replicas == 0),
-        ("--store sqlite", store == "sqlite"),
-    ):
+    """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
+    for asked, given in (("--federation-replicas 0", federation_replicas == 0), ("--store sqlite", store == "sqlite")):
         if not given:
             raise refuse(Code.NOT_SUPPORTED_YET, "not in this release", asked, "leave the option out")
-    show_up(Control(data_dir).up(agents, lambda text: line(f"  {text}", "dim"), region=name, link=link))
+    control = Control(data_dir)
+    show_up(
+        control.up(
+            agents,
+            lambda text: line(f"  {text}", "dim"),
+            region=name,
+            link=link,
+            regions=regions,
+            federation=federation_replicas,
+        )
+    )
 
 
 def show_up(found: Up) -> None:
     """What a person needs next: addresses and the client's files."""
     stack = found.stack
-    line(f"up: region {stack.region}, {len(stack.agents)} agents on {stack.link} links, data in {found.folder}")
+    line(f"up: {layout.Asked.of(stack)}, data in {found.folder}")
     if found.stack.time_scale != 1:
         line(f"emulated devices run {found.stack.time_scale:g} times slower than the real ones")
     gateway = found.stack.gateways[0].addresses
@@ -85,6 +101,7 @@ def status(data_dir: Path | None, output: str) -> None:
         emit(
             {
                 "region": stack.region,
+                "regions": stack.regions,
                 "link": stack.link,
                 "time_scale": stack.time_scale,
                 "gateways": gateways,
