@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.offers import counter, decline, offer, requirements, terms
@@ -92,6 +92,7 @@ def test_what_is_no_better_is_not_taken_at_no_margin() -> None:
     assert winner(offer("a", 0.02, 1.0), mode=DelegationMode.WHEN_BETTER, own=(0.03, 1.0, math.nan)) == ""
 
 
+@settings(deadline=None)
 @given(st.floats(0.001, 1.0), st.floats(0.01, 10.0), st.floats(0.0, 0.5))
 def test_nothing_moves_below_its_margin(p95_s: float, cost: float, margin: float) -> None:
     asked = terms(mode=DelegationMode.WHEN_BETTER, margin=margin, own=(0.1, 1.0, math.nan))
@@ -100,6 +101,7 @@ def test_nothing_moves_below_its_margin(p95_s: float, cost: float, margin: float
     assert (choice.winner is not None) == (gain > 0 and gain >= margin)
 
 
+@settings(deadline=None)
 @given(st.floats(0.001, 1.0), st.floats(0.01, 10.0))
 def test_what_moved_for_the_better_does_not_come_back_for_the_better(p95_s: float, cost: float) -> None:
     asked = terms(mode=DelegationMode.WHEN_BETTER, margin=0.1, own=(0.1, 1.0, math.nan))
@@ -108,6 +110,7 @@ def test_what_moved_for_the_better_does_not_come_back_for_the_better(p95_s: floa
         assert gain_of_home(bid, asked) < 0.1
 
 
+@settings(deadline=None)
 @given(st.permutations([offer("a", 0.02, 2.0), offer("b", 0.03, 1.0), counter("c", 0.001), decline("d")]))
 def test_the_order_of_answers_changes_nothing(answers: list[Answer]) -> None:
     first = choose([offer("a", 0.02, 2.0), offer("b", 0.03, 1.0), counter("c", 0.001), decline("d")], terms())
@@ -154,6 +157,7 @@ def test_a_breach_counts_though_nothing_was_measured() -> None:
     assert reputation.of([Delivered("a", "g", Seconds(0.01), Seconds(0.0), 0, False)]) == {}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.booleans())))
 def test_trust_stays_in_its_bounds(deliveries: list[tuple[float, float, bool]]) -> None:
     trust = reputation.of([delivered("a", *pair[:2], breached=pair[2]) for pair in deliveries])
