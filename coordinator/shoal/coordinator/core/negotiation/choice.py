@@ -13,7 +13,6 @@ from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
 from shoal.types.units import (
     DURATION,
-    Seconds,
     show_joules,
     show_quantity,
     show_seconds,
@@ -218,8 +217,3 @@ def _tie(name: str) -> str:
 
 def _show_carbon(value: float) -> str:
     return f"{value:.3g} gCO2/h"
-
-
-def way_with(away_s: Seconds, way_s: Mapping[str, float]) -> Mapping[str, float]:
-    """The ways as clients see them, where the policy counts their own way to this region (`latency_from_origin`)."""
-    return {region: away_s + way for region, way in way_s.items()}

@@ -287,9 +287,8 @@ def _timed_leaving(
 
 def _renewing(deal: Deal, now: Elapsed, fresh: str) -> tuple[Deal, SendRenewal]:
     nonce = _name(fresh, deal.agreement, str(deal.sequence + 1))
-    after = replace(
-        deal, sequence=deal.sequence + 1, nonce=nonce, asked_at=now, renew_at=Elapsed(now + _pause(deal.lease_s))
-    )
+    again_at = Elapsed(now + min(CALL_S, deal.lease_s / 2))
+    after = replace(deal, sequence=deal.sequence + 1, nonce=nonce, asked_at=now, renew_at=again_at)
     return after, SendRenewal(deal.region, deal.agreement, after.sequence, nonce)
 
 

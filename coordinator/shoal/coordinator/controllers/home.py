@@ -1,0 +1,73 @@
+"""What trades ask of their region: how its workloads stand at home, though another region may run them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from shoal.coordinator.controllers.fleet import FleetController
+from shoal.coordinator.controllers.trades import Standing
+from shoal.coordinator.controllers.workloads import WorkloadsController
+from shoal.coordinator.core.negotiation.choice import Figures, own_figures
+from shoal.coordinator.core.placement.model import WorkloadPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.delivered import delivered
+from shoal.coordinator.core.workloads.routes import gateways
+from shoal.coordinator.ports import Clock
+from shoal.types.agreement import GUESTS, GatewayRef, ServiceReport
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Elapsed, Seconds
+from shoal.types.workload import Intent, WorkloadKey
+
+LOOK_S: Final = Seconds(5.0)
+"""Whether home has a place for what runs elsewhere is looked at so often: it costs a placement."""
+
+
+class RegionHome:
+    """Implements trades.Home over the region's own controllers."""
+
+    def __init__(self, workloads: WorkloadsController, fleet: FleetController, clock: Clock) -> None:
+        self._workloads = workloads
+        self._fleet = fleet
+        self._clock = clock
+        self._looked = dict[WorkloadKey, tuple[Elapsed, bool]]()
+
+    def intents(self) -> tuple[Intent, ...]:
+        return tuple(intent for intent in self._workloads.intents if intent.key.tenant != GUESTS)
+
+    def profiles(self) -> Mapping[str, ModelProfile]:
+        return self._workloads.catalog.profiles
+
+    def standing(self, key: WorkloadKey) -> Standing:
+        """By the last step's plan; what it has not seen yet may still have a place."""
+        plan = self._workloads.plan_now.of(key) if self._workloads.plan_now is not None else None
+        if plan is None:
+            return Standing(placed=True, serves=False)
+        if plan.elsewhere:
+            return Standing(self._could_be_placed(key), serves=False)
+        self._looked.pop(key, None)
+        return Standing(plan.refusal is None, self._workloads.serves_at_home(key))
+
+    def figures(self, key: WorkloadKey) -> Figures | None:
+        plan = self._what_if(key, explain=True)
+        return own_figures(plan) if plan is not None else None
+
+    def gateways(self) -> tuple[GatewayRef, ...]:
+        return gateways(self._fleet.fleet)
+
+    def delivered(self, agreement: str) -> ServiceReport:
+        return delivered(self._fleet.fleet, agreement)
+
+    def _could_be_placed(self, key: WorkloadKey) -> bool:
+        now = self._clock.now()
+        at, placed = self._looked.get(key, (Elapsed(now - LOOK_S), False))
+        if now - at >= LOOK_S:
+            plan = self._what_if(key, explain=False)
+            at, placed = now, plan is not None and plan.refusal is None
+            self._looked[key] = (at, placed)
+        return placed
+
+    def _what_if(self, key: WorkloadKey, *, explain: bool) -> WorkloadPlan | None:
+        """The workload's plan if no other region ran it."""
+        inputs = self._workloads.inputs()
+        here = replace(inputs, elsewhere=inputs.elsewhere - {key})
+        return place(here, explain=(key,) if explain else False).of(key)

@@ -1,0 +1,601 @@
+"""What this region has others run: each workload's trade is persisted, then acted upon.
+
+Calls to other regions are tasks of their own, whose outcomes come back as events; nothing here keeps the region's step
+waiting. What a kill left unsent is sent again by the machine's own retries, or given up by `trade.restarted`.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, TypeVar
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.events import Event as LogEvent
+from shoal.coordinator.controllers.ledger import Draft, Ledger
+from shoal.coordinator.core.negotiation import reputation, trade
+from shoal.coordinator.core.negotiation.choice import Choice, Figures, Terms, asked_of, choose, terms_for
+from shoal.coordinator.core.negotiation.model import (
+    Account,
+    Active,
+    Answered,
+    AwardFailed,
+    Awarding,
+    Compare,
+    Compared,
+    Deal,
+    Effect,
+    Event,
+    Granted,
+    Need,
+    Noted,
+    NoticedBy,
+    NoticeFailed,
+    NoticeTaken,
+    Released,
+    ReleaseFailed,
+    RenewalFailed,
+    RenewedBy,
+    SendAward,
+    SendNotice,
+    SendRelease,
+    SendRenewal,
+    Solicit,
+    Stepped,
+    Trade,
+    Wish,
+)
+from shoal.coordinator.core.negotiation.trust import may_delegate
+from shoal.coordinator.core.workloads.model import Delegated
+from shoal.coordinator.ports import Clock, FederationLink, Heard, Ids, Meter, Peers, StaleRevision, Store
+from shoal.types.agreement import Award, Delivered, GatewayRef, Notice, Renewal, ServiceReport
+from shoal.types.assignment import PeerTrust
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.offer import Answer, Directory, Offer, Solicitation
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Elapsed, Seconds
+from shoal.types.workload import Delegation, DelegationMode, Intent, Relaxation, WorkloadKey
+
+T = TypeVar("T")
+
+TRADES: Final = "trades/"
+REPUTATION: Final = "reputation"
+FEDERATION_S: Final = Seconds(trade.ANSWER_S + 1.0)
+"""A federation that has not answered a solicitation by then is taken as out of reach."""
+ASKED_MOST: Final = 16
+"""Regions that are asked directly, where the federation cannot be reached."""
+ACCOUNT_S: Final = Seconds(60.0)
+"""What an agreement delivers counts in its region's reputation so often while it lasts."""
+UNREPORTED_MOST: Final = 1000
+UNHEARD: Final = Refusal(Code.PEER_UNREACHABLE)
+UNCERTAIN: Final = frozenset((Code.PEER_UNREACHABLE, Code.REGION_UNKNOWN))
+"""A region that is listed no more may come back, and what it did before stands."""
+OVER: Final = frozenset(
+    (
+        Code.BID_UNKNOWN,
+        Code.HOLD_EXPIRED,
+        Code.HOLD_RELEASED,
+        Code.AGREEMENT_UNKNOWN,
+        Code.AGREEMENT_ENDED,
+    )
+)
+IN_LEDGER: Final = frozenset(("awarded", "granted", "renewed", "noticed", "released", "expired", "breached", "ended"))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a workload stands at home. placed: it could have all its replicas here now, also while another region runs
+    it. serves: all that is wanted serves here, and its route leads nowhere else."""
+
+    placed: bool
+    serves: bool
+
+
+class Home(Protocol):
+    """What trades need of their region."""
+
+    def intents(self) -> tuple[Intent, ...]:
+        """Its own workloads; no guests."""
+        ...
+
+    def profiles(self) -> Mapping[str, ModelProfile]: ...
+    def standing(self, key: WorkloadKey) -> Standing: ...
+    def figures(self, key: WorkloadKey) -> Figures | None:
+        """Of the best at home (`choice.own_figures`); None: it has no place here."""
+        ...
+
+    def gateways(self) -> tuple[GatewayRef, ...]: ...
+    def delivered(self, agreement: str) -> ServiceReport:
+        """As this region's gateways saw it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrade:
+    """at: the elapsed time of the coordinator that wrote it."""
+
+    at: Elapsed
+    trade: Trade
+
+
+@dataclass(frozen=True, slots=True)
+class Reputation:
+    """trust: by region, of this region's own experience. unreported: what the federation was not told yet."""
+
+    trust: Mapping[str, float] = field(default_factory=dict)
+    unreported: tuple[Delivered, ...] = ()
+
+
+class TradesController:
+    """Region's side of OriginSide (notices, loans of bytes) and the loop of its trades."""
+
+    def __init__(
+        self,
+        region: str,
+        store: Store,
+        ledger: Ledger,
+        home: Home,
+        peers: Peers,
+        clock: Clock,
+        ids: Ids,
+        meter: Meter,
+        *,
+        federation: FederationLink | None,
+        directory: Callable[[], Directory | None],
+        rtt: Callable[[], Mapping[str, Seconds]],
+        changed: Callable[[], None],
+    ) -> None:
+        """directory: None where the region is in no federation. rtt: round trips to other regions. changed: called when
+        `delegated` or `peers` are others than before."""
+        self.trades: dict[WorkloadKey, Trade] = {}
+        self.reputation = Reputation()
+        self.delegated: Mapping[WorkloadKey, Delegated] = {}
+        self.peers: tuple[PeerTrust, ...] = ()
+        """Regions whose gateways this region's may meet because they work for it."""
+        self.reports: dict[str, ServiceReport] = {}
+        """By agreement: what its delegate says that it delivered."""
+        self._region = region
+        self._store = store
+        self._ledger = ledger
+        self._home = home
+        self._peers = peers
+        self._clock = clock
+        self._ids = ids
+        self._meter = meter
+        self._federation = federation
+        self._directory = directory
+        self._rtt = rtt
+        self._changed = changed
+        self._unsure = set[WorkloadKey]()
+        self._stored: dict[WorkloadKey, Trade] = {}
+        self._awards: dict[str, Award] = {}
+        self._accounted: dict[str, tuple[Elapsed, int]] = {}
+        self._stepping = asyncio.Lock()
+        self.calls = set[asyncio.Task[None]]()
+        """Under way to other regions."""
+
+    async def start(self) -> None:
+        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
+        now = self._clock.now()
+        for record in await self._store.scan(TRADES):
+            stored = records.load(StoredTrade, record.value)
+            self._stored[stored.trade.workload] = stored.trade
+            self.trades[stored.trade.workload] = trade.restarted(stored.trade, stored.at, now)
+        found = await self._store.read(REPUTATION)
+        if found is not None:
+            self.reputation = records.load(Reputation, found.value)
+        self._publish()
+
+    async def close(self) -> None:
+        """Ends the calls under way; what came of them is asked again after the next start."""
+        for call in self.calls:
+            call.cancel()
+        await asyncio.gather(*self.calls, return_exceptions=True)
+
+    async def tick(self) -> None:
+        """Looks at every workload that is, or may be, elsewhere. Waits for the store alone."""
+        intents = {intent.key: intent for intent in self._home.intents()}
+        may = {key for key, intent in intents.items() if intent.delegation.mode is not DelegationMode.NEVER}
+        if self._directory() is None:
+            may.clear()
+        for key in sorted(may | self.trades.keys()):
+            await self.tell(key, self._wish(key, intents.get(key) if key in may else None))
+        await self._account()
+        self._publish()
+
+    async def tell(self, key: WorkloadKey, event: Event) -> None:
+        """One event of one workload's trade; a store that takes nothing leaves all as it was, to be tried again."""
+        async with self._stepping:
+            state = self.trades.get(key, Trade(key))
+            stepped = trade.step(
+                state,
+                event,
+                self._clock.now(),
+                self._ids.name("t"),
+                origin=self._region,
+                term_s=self._term_s(key),
+            )
+            try:
+                await self._persist(key, stepped, event)
+            except (ShoalError, StaleRevision):
+                self._unsure.add(key)  # it may be stored all the same
+                self._meter.count("trades_not_stored")
+                return
+        for effect in stepped.effects:
+            self._begin(self._perform(key, effect))
+        self._publish()
+
+    async def noticed(self, notice: Heard[Notice]) -> None:
+        """The delegate's notice. Raises ShoalError(AGREEMENT_UNKNOWN) when it is not of an agreement of ours."""
+        key = self._key_of(notice.what.agreement, notice.by)
+        await self.tell(key, NoticedBy(notice.what, notice.evidence))
+
+    async def lend(self, region: str, agreement: str, digest: str) -> None:
+        """Whether a delegate may have these bytes: of the very model of its bid, under an agreement that holds.
+
+        Raises ShoalError(AGREEMENT_UNKNOWN | TENANT_DENIED | RESIDENCY)."""
+        key = self._key_of(agreement, region)
+        offer = _offer_of(self.trades[key], agreement)
+        intent = self._intent(key)
+        if offer is None or intent is None or digest != offer.model:
+            raise refuse(Code.TENANT_DENIED, "a model that this agreement is not about", "the model of its bid")
+        allowed = intent.require.residency
+        if allowed and not {offer.region, offer.residency} & set(allowed):
+            raise refuse(Code.RESIDENCY, f"{region} lies in {offer.residency or region}", ", ".join(allowed))
+
+    async def indicative(
+        self, intent: Intent, profiles: Mapping[str, ModelProfile], own: Figures | None
+    ) -> Choice | None:
+        """What others would offer for a workload as it is proposed; nothing is held. None: it would not be solicited:
+        its policy delegates never (or only what has no place at home), or the region knows no other."""
+        mode = intent.delegation.mode
+        if mode is DelegationMode.NEVER or (mode is DelegationMode.WHEN_INFEASIBLE and own is not None):
+            return None
+        if self._directory() is None:
+            return None
+        terms = self._terms(intent, own)
+        asked = self._solicitation(intent, profiles, self._ids.name("t"), 1, None, indicative=True)
+        answers = await self._ask(asked)
+        return choose([each.what for each in answers], terms, indicative=True)
+
+    # -- how things stand --------------------------------------------------------------------------------------------
+
+    def _wish(self, key: WorkloadKey, intent: Intent | None) -> Wish:
+        """intent: None where it must not be delegated."""
+        if intent is None:
+            return Wish(Need.NOTHING, "", home_serves=True)
+        standing = self._home.standing(key)
+        better = intent.delegation.mode is DelegationMode.WHEN_BETTER
+        need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
+        return Wish(need, asked_of(intent), standing.serves)
+
+    def _terms(self, intent: Intent, own: Figures | None) -> Terms:
+        return terms_for(intent, own, self._rtt(), self._trust())
+
+    def _terms_of(self, key: WorkloadKey) -> Terms | None:
+        intent = self._intent(key)
+        if intent is None or intent.delegation.mode is DelegationMode.NEVER:
+            return None
+        return self._terms(intent, self._home.figures(key))
+
+    def _trust(self) -> Mapping[str, float]:
+        """What this region has seen of another counts before what the federation says of it."""
+        directory = self._directory()
+        said = {each.region: each.trust for each in directory.members} if directory is not None else {}
+        return {**said, **self.reputation.trust}
+
+    def _intent(self, key: WorkloadKey) -> Intent | None:
+        return next((intent for intent in self._home.intents() if intent.key == key), None)
+
+    def _term_s(self, key: WorkloadKey) -> Seconds:
+        intent = self._intent(key)
+        return intent.delegation.term_s if intent is not None else Seconds(0.0)
+
+    def _key_of(self, agreement: str, region: str) -> WorkloadKey:
+        for key, state in self.trades.items():
+            if (offer := _offer_of(state, agreement)) is not None and offer.region == region:
+                return key
+        raise refuse(Code.AGREEMENT_UNKNOWN, f"agreement {agreement!r:.80}", "one between these two regions that holds")
+
+    def _publish(self) -> None:
+        """What the region reads, from its next step on."""
+        now = self._clock.now()
+        delegated = {key: each for key, state in self.trades.items() if (each := _delegated(state, now)) is not None}
+        peers = self._peers_met()
+        if (delegated, peers) != (self.delegated, self.peers):
+            self.delegated, self.peers = delegated, peers
+            self._changed()
+
+    def _peers_met(self) -> tuple[PeerTrust, ...]:
+        directory = self._directory()
+        roots = {each.region: each.roots for each in directory.members} if directory is not None else {}
+        gateways = dict[str, set[str]]()
+        for state in self.trades.values():
+            for deal in _deals(state):
+                gateways.setdefault(deal.region, set()).update(each.name for each in deal.gateways)
+        return tuple(
+            PeerTrust(region, roots[region], tuple(sorted(names)), ())
+            for region, names in sorted(gateways.items())
+            if region in roots
+        )
+
+    # -- persisting --------------------------------------------------------------------------------------------------
+
+    async def _persist(self, key: WorkloadKey, stepped: Stepped, event: Event) -> None:
+        """State, ledger, log and reputation in one transaction, where anything in them changed."""
+        after = stepped.trade
+        over = after.is_over and isinstance(event, Wish) and event.need is Need.NOTHING
+        stored = self._stored.get(key)
+        unsure = key in self._unsure
+        told = self._reputation_after(stepped.effects)
+        puts, deletes = dict[str, bytes](), tuple[str, ...]()
+        if over and (stored is not None or unsure):
+            deletes = (_stored_at(key),)
+        elif not over and (unsure or trade.durable(stored or Trade(key)) != trade.durable(after)):
+            puts[_stored_at(key)] = records.dump(StoredTrade(self._clock.now(), after))
+        if told is not self.reputation:
+            puts[REPUTATION] = records.dump(told)
+        if puts or deletes or stepped.notes:
+            await self._ledger.commit(
+                puts,
+                deletes=deletes,
+                events=[_logged(key, note) for note in stepped.notes],
+                drafts=[_drafted(key, note) for note in stepped.notes if note.what in IN_LEDGER],
+            )
+        self.reputation = told
+        self._unsure.discard(key)
+        if over:
+            self.trades.pop(key, None)
+            self._stored.pop(key, None)
+            return
+        self.trades[key] = after
+        if _stored_at(key) in puts:
+            self._stored[key] = after
+
+    def _reputation_after(self, effects: Iterable[Effect]) -> Reputation:
+        told = self.reputation
+        for effect in effects:
+            if isinstance(effect, Account):
+                told = _with(told, self._delivered(effect))
+        return told
+
+    def _delivered(self, account: Account) -> Delivered:
+        """As this region's gateways saw it, the way taken off."""
+        seen = self._home.delivered(account.agreement)
+        way_s = self._rtt().get(account.region, 0.0)
+        return Delivered(
+            region=account.region,
+            agreement=account.agreement,
+            promised_p95_s=account.promised_p95_s,
+            delivered_p95_s=Seconds(max(0.0, seen.latency_p95_s - way_s)),
+            requests=seen.requests,
+            breached=account.breached,
+        )
+
+    async def _account(self) -> None:
+        """Agreements that last count while they last: a region that lies would else win all it can before the first
+        one ends."""
+        now, told = self._clock.now(), self.reputation
+        deals = [state.phase.deal for state in self.trades.values() if isinstance(state.phase, Active)]
+        known = {deal.agreement: self._accounted.get(deal.agreement, (now, 0)) for deal in deals}
+        for deal in deals:
+            at, counted = known[deal.agreement]
+            if now - at < ACCOUNT_S:
+                continue
+            account = Account(deal.region, deal.agreement, deal.offer.latency_p95_s, breached=False)
+            delivered = self._delivered(account)
+            known[deal.agreement] = (now, delivered.requests)
+            if delivered.requests > counted:
+                told = _with(told, delivered)
+        self._accounted = known
+        await self._keep(told)
+
+    async def _keep(self, told: Reputation) -> None:
+        if told is self.reputation:
+            return
+        async with self._stepping:
+            try:
+                await self._ledger.commit({REPUTATION: records.dump(told)})
+            except (ShoalError, StaleRevision):
+                self._meter.count("trades_not_stored")
+                return
+            self.reputation = told
+
+    # -- acting ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(call)
+        self.calls.add(task)
+        task.add_done_callback(self.calls.discard)
+
+    async def _perform(self, key: WorkloadKey, effect: Effect) -> None:
+        match effect:
+            case Solicit():
+                await self._solicit(key, effect)
+            case SendAward():
+                await self._award(key, effect)
+            case SendRelease(region=region, release=release):
+                over = await self._is_over(self._peers.release(region, release))
+                await self.tell(key, Released(release.bid) if over else ReleaseFailed(release.bid))
+            case SendNotice(region=region, notice=notice):
+                over, name = await self._is_over(self._peers.notify(region, notice)), notice.agreement
+                await self.tell(key, NoticeTaken(name, notice.ends_s) if over else NoticeFailed(name))
+            case SendRenewal():
+                await self._renew(key, effect)
+            case Compare(agreement=agreement):
+                if (terms := self._terms_of(key)) is not None:
+                    await self.tell(key, Compared(agreement, terms))
+            case Account():
+                pass  # written with the state that it came with
+
+    async def _solicit(self, key: WorkloadKey, effect: Solicit) -> None:
+        intent = self._intent(key)
+        heard: tuple[Heard[Answer], ...] = ()
+        if intent is not None and asked_of(intent) == effect.asked:
+            step = effect.relaxation
+            asked = self._solicitation(intent, self._home.profiles(), effect.solicitation, effect.round, step)
+            heard = await self._ask(asked)
+        answers = tuple(each.what for each in heard)
+        evidence = {each.by: each.evidence for each in heard}
+        await self.tell(key, Answered(effect.solicitation, effect.round, answers, self._terms_of(key), evidence))
+
+    async def _award(self, key: WorkloadKey, effect: SendAward) -> None:
+        name = effect.award.agreement
+        award = self._awards.setdefault(name, replace(effect.award, gateways=self._home.gateways()))
+        asked_at = self._clock.now()
+        outcome = await self._reach(self._peers.award(effect.region, award))
+        if isinstance(outcome, Heard):
+            await self.tell(key, Granted(outcome.what, asked_at, outcome.evidence))
+        else:
+            await self.tell(key, AwardFailed(name, None if outcome is UNHEARD else outcome))
+        if not isinstance(self.trades.get(key, Trade(key)).phase, Awarding):
+            self._awards.pop(name, None)
+
+    async def _renew(self, key: WorkloadKey, effect: SendRenewal) -> None:
+        report = self._home.delivered(effect.agreement)
+        renewal = Renewal(
+            effect.agreement, effect.sequence, effect.nonce, report, self._home.gateways(), self._ledger.head
+        )
+        outcome = await self._reach(self._peers.renew(effect.region, renewal))
+        if isinstance(outcome, Heard):
+            self._ledger.shown(effect.region, outcome.what.ledger_head)
+            self.reports[effect.agreement] = outcome.what.report
+            await self.tell(key, RenewedBy(outcome.what, outcome.evidence))
+        else:
+            refusal = None if outcome is UNHEARD else outcome
+            await self.tell(key, RenewalFailed(effect.agreement, effect.nonce, refusal))
+
+    async def _reach(self, call: Coroutine[Any, Any, T]) -> T | Refusal:
+        """What another region answered, or why it refused; UNHEARD: it may have been done, or not."""
+        try:
+            async with asyncio.timeout(trade.CALL_S):
+                return await call
+        except TimeoutError:
+            return UNHEARD
+        except ShoalError as error:
+            return UNHEARD if error.code in UNCERTAIN else error.refusal
+
+    async def _is_over(self, call: Coroutine[Any, Any, None]) -> bool:
+        """Whether the other region said that it has ended what it was told to end, or knows of none."""
+        outcome = await self._reach(call)
+        return outcome is None or outcome.code in OVER
+
+    # -- soliciting --------------------------------------------------------------------------------------------------
+
+    def _solicitation(
+        self,
+        intent: Intent,
+        profiles: Mapping[str, ModelProfile],
+        name: str,
+        number: int,
+        step: Relaxation | None,
+        *,
+        indicative: bool = False,
+    ) -> Solicitation:
+        return Solicitation(
+            id=name,
+            round=number,
+            origin=self._region,
+            workload=intent.key,
+            models=tuple(profiles[model.digest] for model in intent.models if model.digest in profiles),
+            require=step.require if step is not None else intent.require,
+            limits=step.limits if step is not None else intent.limits,
+            weights=intent.weights,
+            traffic=intent.traffic,
+            max_batch=intent.max_batch,
+            term_s=intent.delegation.term_s,
+            answer_s=trade.ANSWER_S,
+            indicative=indicative,
+            to=intent.delegation.to,
+            way_s=dict(self._rtt()),
+        )
+
+    async def _ask(self, asked: Solicitation) -> tuple[Heard[Answer], ...]:
+        """Through the federation; each region that is known directly where that cannot be reached."""
+        heard: tuple[Heard[Answer], ...] | None = None
+        if self._federation is not None:
+            try:
+                async with asyncio.timeout(FEDERATION_S):
+                    heard = await self._federation.solicit(asked)
+            except (TimeoutError, ShoalError):
+                self._meter.count("solicitations_direct")
+        if heard is None:
+            heard = await self._ask_directly(asked)
+        return tuple(each for each in heard if self._is_answer(each, asked))
+
+    async def _ask_directly(self, asked: Solicitation) -> tuple[Heard[Answer], ...]:
+        directory = self._directory()
+        members = directory.members if directory is not None else ()
+        delegation = Delegation(DelegationMode.WHEN_BETTER, to=asked.to)
+        regions = [
+            each.region
+            for each in sorted(members, key=lambda each: (self._rtt().get(each.region, math.inf), each.region))
+            if each.region != self._region and may_delegate(delegation, each.region)
+        ]
+
+        async def ask(region: str) -> Heard[Answer] | None:
+            try:
+                async with asyncio.timeout(asked.answer_s):
+                    return await self._peers.bid(region, asked)
+            except (TimeoutError, ShoalError):
+                return None
+
+        found = await asyncio.gather(*(ask(region) for region in regions[:ASKED_MOST]))
+        return tuple(each for each in found if each is not None)
+
+    def _is_answer(self, heard: Heard[Answer], asked: Solicitation) -> bool:
+        """Of whom it says, and to what was asked. Anything else is left out and counted."""
+        answer = heard.what
+        fits = (answer.region, answer.solicitation, answer.round) == (heard.by, asked.id, asked.round)
+        if fits and isinstance(answer, Offer):
+            models = {model.digest for model in asked.models}
+            fits = answer.origin == self._region and answer.model in models and answer.region != self._region
+        if not fits:
+            self._meter.count("answers_invalid")
+        return fits
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _delegated(state: Trade, now: Elapsed) -> Delegated | None:
+    wanted = trade.is_relied_on(state, now)
+    serving = trade.serving(state, now)
+    if serving:
+        return Delegated(serving[0].agreement, serving[0].region, serving[0].gateways, ready=True, wanted=wanted)
+    if isinstance(state.phase, Active):
+        deal = state.phase.deal
+        return Delegated(deal.agreement, deal.region, deal.gateways, ready=False, wanted=wanted)
+    return None
+
+
+def _deals(state: Trade) -> tuple[Deal, ...]:
+    """Agreements under which requests may still be on their way."""
+    active = (state.phase.deal,) if isinstance(state.phase, Active) else ()
+    return (*active, *(each.deal for each in state.leaving if each.code is not Code.BREACHED or each.deal.serves))
+
+
+def _offer_of(state: Trade, agreement: str) -> Offer | None:
+    """What was bid for an agreement that is awarded and not over."""
+    if isinstance(state.phase, Awarding) and state.phase.award.agreement == agreement:
+        return state.phase.offer
+    deal = trade.deal_of(state, agreement)
+    return deal.offer if deal is not None else None
+
+
+def _with(told: Reputation, delivered: Delivered) -> Reputation:
+    unreported = (*told.unreported, delivered)[-UNREPORTED_MOST:]
+    return Reputation(reputation.after(told.trust, delivered), unreported)
+
+
+def _stored_at(key: WorkloadKey) -> str:
+    return f"{TRADES}{key}"
+
+
+def _logged(key: WorkloadKey, note: Noted) -> LogEvent:
+    parts = (note.counterpart, note.code, note.terms)
+    return LogEvent(note.what.upper(), note.agreement, "  ".join(part for part in parts if part), workload=key)
+
+
+def _drafted(key: WorkloadKey, note: Noted) -> Draft:
+    return Draft(note.what, note.agreement, note.counterpart, str(key), note.code, note.terms, note.evidence)

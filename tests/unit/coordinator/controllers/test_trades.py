@@ -1,0 +1,550 @@
+"""The origin's controller against the delegate's own machine, over a real store and a wire that fails when told."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from harness.clock import ManualClock
+from harness.offers import offer, requirements
+from harness.region import DIGEST, CountingIds, KnownModels
+from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.ledger import Ledger
+from shoal.coordinator.controllers.region import NoMeter
+from shoal.coordinator.controllers.trades import Standing, TradesController
+from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.core.negotiation import hold, trade
+from shoal.coordinator.core.negotiation.choice import Figures
+from shoal.coordinator.core.negotiation.model import Active, Resting, Withdrawing
+from shoal.coordinator.ports import Heard
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.agreement import Award, GatewayRef, Grant, Notice, Release, Renewal, Renewed, Service, ServiceReport
+from shoal.types.chain import first_broken
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import EnergySource
+from shoal.types.offer import Answer, Decline, Directory, Member, Offer, Solicitation
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Elapsed, Joules, Seconds, UsdPerHour, Wall
+from shoal.types.workload import (
+    Delegation,
+    DelegationMode,
+    Intent,
+    Limits,
+    ModelRef,
+    PartitionRule,
+    Relaxation,
+    Requirements,
+    Weights,
+    WorkloadKey,
+)
+
+KEY = WorkloadKey("default", "detect")
+NOTHING = ServiceReport(0, 0, Seconds(0.0), Joules(0.0), EnergySource.ESTIMATED, 0.0)
+
+
+def intent(
+    mode: DelegationMode = DelegationMode.WHEN_INFEASIBLE, *, p95_s: float | None = None, relax: tuple[float, ...] = ()
+) -> Intent:
+    return Intent(
+        key=KEY,
+        revision=1,
+        labels={},
+        policy="fast",
+        models=(ModelRef("detect", DIGEST, ""),),
+        require=requirements(p95_s),
+        limits=Limits(),
+        weights=Weights(0.5, 0.5, 0.0),
+        relax=tuple(Relaxation(f"latency: {{p95: {step}s}}", requirements(step), Limits()) for step in relax),
+        traffic=(),
+        partition=PartitionRule(),
+        priority=0,
+        shared_worker=False,
+        delegation=Delegation(mode, margin=0.1),
+    )
+
+
+@dataclass
+class Home:
+    """trades.Home as a test says."""
+
+    wanted: tuple[Intent, ...]
+    profile: ModelProfile
+    placed: bool = False
+    serves: bool = False
+    own: Figures | None = None
+    seen: Mapping[str, ServiceReport] = field(default_factory=dict)
+
+    def intents(self) -> tuple[Intent, ...]:
+        return self.wanted
+
+    def profiles(self) -> Mapping[str, ModelProfile]:
+        return {DIGEST: self.profile}
+
+    def standing(self, key: WorkloadKey) -> Standing:
+        return Standing(self.placed, self.serves)
+
+    def figures(self, key: WorkloadKey) -> Figures | None:
+        return self.own
+
+    def gateways(self) -> tuple[GatewayRef, ...]:
+        return (GatewayRef("gw-1", "home:1"),)
+
+    def delivered(self, agreement: str) -> ServiceReport:
+        return self.seen.get(agreement, NOTHING)
+
+
+@dataclass
+class Neighbour:
+    """Another region: one bid as told, and what becomes of it by the delegate's own machine."""
+
+    name: str
+    clock: ManualClock
+    p95_s: float = 0.02
+    cost: float = 1.0
+    service: Service = Service.READY
+    bids: dict[str, hold.State] = field(default_factory=dict)
+
+    def bid(self, asked: Solicitation) -> Answer:
+        bound: Requirements = asked.require
+        slow = bound.latency_p95_s is not None and self.p95_s + asked.way_s[self.name] > bound.latency_p95_s
+        answer = offer(
+            self.name, self.p95_s, self.cost, id=f"{asked.id}-{asked.round}-{self.name}", solicitation=asked.id,
+            round=asked.round, origin=asked.origin, model=DIGEST,
+            hold_s=Seconds(0.0 if slow or asked.indicative else 10.0),
+            changes=(f"latency: {{p95: {self.p95_s}s}}",) if slow else (),
+        )  # fmt: skip
+        if answer.hold_s:
+            until = Elapsed(self.clock.now() + answer.hold_s)
+            self.bids[answer.id] = hold.Held(asked, answer, (), until)
+        return answer
+
+    def tell(self, bid: str, event: hold.Event) -> Seconds:
+        if bid not in self.bids:
+            raise refuse(Code.BID_UNKNOWN, bid)
+        self.bids[bid], effects = hold.step(self.bids[bid], event, self.clock.now())
+        for effect in effects:
+            if isinstance(effect, hold.Refuse):
+                raise ShoalError(effect.refusal)
+        return next((effect.lease_s for effect in effects if isinstance(effect, hold.Answer)), Seconds(0.0))
+
+    def bid_of(self, agreement: str) -> str:
+        for name, state in self.bids.items():
+            agreed = hold.agreed(state)
+            if agreed is not None and agreed.award.agreement == agreement:
+                return name
+        raise refuse(Code.AGREEMENT_UNKNOWN, agreement)
+
+    @property
+    def runs(self) -> list[str]:
+        return [agreed.award.agreement for state in self.bids.values() if (agreed := hold.agreed(state)) is not None]
+
+    @property
+    def held(self) -> list[str]:
+        return [
+            name for name, state in self.bids.items() if isinstance(state, hold.Held) and self.clock.now() < state.until
+        ]
+
+
+@dataclass
+class Wire:
+    """ports.Peers and ports.FederationLink. lost: methods whose message does not come; deaf: whose answer does not."""
+
+    regions: dict[str, Neighbour]
+    lost: set[str] = field(default_factory=set)
+    deaf: set[str] = field(default_factory=set)
+    federation_down: bool = False
+    sent: list[str] = field(default_factory=list)
+
+    def _pass(self, method: str) -> None:
+        self.sent.append(method)
+        if method in self.lost:
+            raise refuse(Code.PEER_UNREACHABLE, method)
+
+    def _answer(self, method: str) -> None:
+        if method in self.deaf:
+            raise refuse(Code.PEER_UNREACHABLE, method)
+
+    async def solicit(self, solicitation: Solicitation) -> tuple[Heard[Answer], ...]:
+        if self.federation_down:
+            raise refuse(Code.FEDERATION_UNREACHABLE)
+        return tuple([await self.bid(region, solicitation) for region in sorted(self.regions)])
+
+    async def bid(self, region: str, solicitation: Solicitation) -> Heard[Answer]:
+        self._pass("bid")
+        return Heard(region, self.regions[region].bid(solicitation), b"signed")
+
+    async def award(self, region: str, award: Award) -> Heard[Grant]:
+        self._pass("award")
+        lease_s = self.regions[region].tell(award.bid, hold.Awarded(award))
+        self._answer("award")
+        gateways = (GatewayRef(f"gw-{region}", f"{region}:1"),)
+        return Heard(region, Grant(award.agreement, award.bid, region, lease_s, gateways), b"signed")
+
+    async def release(self, region: str, release: Release) -> None:
+        self._pass("release")
+        self.regions[region].tell(release.bid, hold.Released())
+        self._answer("release")
+
+    async def renew(self, region: str, renewal: Renewal) -> Heard[Renewed]:
+        self._pass("renew")
+        neighbour = self.regions[region]
+        bid = neighbour.bid_of(renewal.agreement)
+        lease_s = neighbour.tell(bid, hold.Renewed(renewal))
+        self._answer("renew")
+        stopping = isinstance(neighbour.bids[bid], hold.Stopping)
+        gateways = (GatewayRef(f"gw-{region}", f"{region}:1"),)
+        service = Service.STOPPING if stopping else neighbour.service
+        return Heard(
+            region, Renewed(renewal.agreement, renewal.nonce, lease_s, service, NOTHING, gateways, "head"), b""
+        )
+
+    async def notify(self, region: str, notice: Notice) -> None:
+        self._pass("notify")
+        neighbour = self.regions[region]
+        neighbour.tell(neighbour.bid_of(notice.agreement), hold.Noticed(notice))
+        self._answer("notify")
+
+    async def measure(self, region: str) -> Seconds:
+        return Seconds(0.002)
+
+    async def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
+        yield b""
+
+    async def advertise(self, advertisement: object) -> Directory | None:
+        return None
+
+    async def report(self, delivered: object, entries: object) -> int:
+        return 0
+
+
+class Uptime:
+    """A machine's clock: elapsed time since it booted, five seconds before the process began."""
+
+    def __init__(self, time: ManualClock, booted_at: float) -> None:
+        self._time = time
+        self._booted_at = booted_at
+
+    def now(self) -> Elapsed:
+        return Elapsed(self._time.now() - self._booted_at)
+
+    def wall(self) -> Wall:
+        return self._time.wall()
+
+    async def sleep(self, seconds: Seconds) -> None:
+        await self._time.sleep(seconds)
+
+
+@dataclass
+class Origin:
+    """One region's trades, its machine and its neighbours."""
+
+    store: SqliteStore
+    time: ManualClock
+    ids: CountingIds
+    home: Home
+    wire: Wire
+    ledger: Ledger
+    events: EventLog
+    trades: TradesController
+
+    @classmethod
+    async def open(cls, folder: Path, before: "Origin | None" = None, *, want: Intent | None = None) -> "Origin":
+        store = await SqliteStore.open(folder, reserve_bytes=0)
+        time = before.time if before else ManualClock()
+        ids = before.ids if before else CountingIds()
+        clock = Uptime(time, time.now() - 5.0)
+        events = EventLog(store, clock, kept=1000, audit_kept=1000)
+        await events.start()
+        truth = Truth("home", store, events, ids, NoMeter())
+        await truth.start()
+        ledger = Ledger(store, truth, clock)
+        await ledger.start()
+        if before is not None:
+            home, wire = before.home, before.wire
+        else:
+            profile = await KnownModels().inspect("", DIGEST)
+            home = Home((want or intent(),), profile)
+            wire = Wire({name: Neighbour(name, time) for name in "ab"})
+            wire.regions["b"].p95_s = 0.05
+        members = tuple(Member(name, f"{name}:7447", (f"root-{name}",), "eu") for name in "ab")
+        trades = TradesController(
+            "home", store, ledger, home, wire, clock, ids, NoMeter(), federation=wire,
+            directory=lambda: Directory("fed", 1, members), rtt=lambda: dict.fromkeys("ab", Seconds(0.002)),
+            changed=lambda: None,
+        )  # fmt: skip
+        await trades.start()
+        return cls(store, time, ids, home, wire, ledger, events, trades)
+
+    async def run(self, seconds: float = 1.0, step: float = 0.25) -> None:
+        """So long, by ticks; what is under way is heard before the next."""
+        for _ in range(max(1, round(seconds / step))):
+            await self.trades.tick()
+            while self.trades.calls:
+                await asyncio.wait(self.trades.calls)
+            self.time.pass_(step)
+        await self.trades.tick()
+
+    async def killed(self, folder: Path, *, away_s: float) -> "Origin":
+        """Its machine rebooted: elapsed time starts anew."""
+        await self.trades.close()
+        await self.store.close()
+        self.time.pass_(away_s)
+        return await Origin.open(folder, self)
+
+    async def log(self) -> list[str]:
+        return [event.code for event in await self.events.past(0, 1000)]
+
+    @property
+    def phase(self) -> type:
+        return type(self.trades.trades[KEY].phase)
+
+
+@pytest.fixture
+async def origin(tmp_path: Path) -> AsyncIterator[Origin]:
+    opened = await Origin.open(tmp_path)
+    yield opened
+    await opened.trades.close()
+    await opened.store.close()
+
+
+async def test_a_workload_without_a_place_is_run_by_the_best_bidder(origin: Origin) -> None:
+    await origin.run(0.5)
+    each = origin.trades.delegated[KEY]
+    assert (each.region, each.ready, each.wanted) == ("a", True, True)
+    assert [ref.name for ref in each.gateways] == ["gw-a"]
+    assert origin.wire.regions["a"].runs == [each.agreement]
+    assert origin.wire.regions["b"].held == [], "the other hold was released"
+    assert [(peer.region, peer.roots, peer.gateways) for peer in origin.trades.peers] == [("a", ("root-a",), ("gw-a",))]
+    log = await origin.log()
+    assert [code for code in log if code != "HISTORY_OPENED"] == [
+        "SOLICITED",
+        "BID",
+        "BID",
+        "AWARDED",
+        "GRANTED",
+        "RENEWED",
+    ]
+    entries = await origin.ledger.past(0)
+    assert [entry.what for entry in entries] == ["awarded", "granted", "renewed"]
+    assert first_broken(entries, origin.ledger.head) is None
+    assert origin.ledger.heads == {"a": "head"}
+
+
+async def test_it_is_run_before_its_delegate_says_that_it_is_ready_but_not_routed_to(origin: Origin) -> None:
+    origin.wire.regions["a"].service = Service.STARTING
+    await origin.run(0.5)
+    assert not origin.trades.delegated[KEY].ready
+    origin.wire.regions["a"].service = Service.READY
+    await origin.run(1.0)
+    assert origin.trades.delegated[KEY].ready
+
+
+async def test_what_is_never_to_be_delegated_is_not_solicited(tmp_path: Path) -> None:
+    origin = await Origin.open(tmp_path, want=intent(DelegationMode.NEVER))
+    await origin.run(1.0)
+    assert origin.wire.sent == []
+    assert origin.trades.delegated == {}
+    await origin.store.close()
+
+
+async def test_nobody_meets_30ms_and_the_best_within_relax_gets_it_in_the_second_round(tmp_path: Path) -> None:
+    origin = await Origin.open(tmp_path, want=intent(p95_s=0.03, relax=(0.04, 0.06)))
+    origin.wire.regions["a"].p95_s, origin.wire.regions["b"].p95_s = 0.05, 0.2
+    await origin.run(0.5)
+    assert origin.trades.delegated[KEY].region == "a"
+    told = [f"{event.code} {event.message}" for event in await origin.events.past(0, 1000)]
+    rounds = [line for line in told if line.startswith("SOLICITED")]
+    assert len(rounds) == 2
+    assert "round 2, relaxed: latency: {p95: 0.06s}" in rounds[1]
+    assert sum(line.startswith("COUNTERED") for line in told) == 3
+    await origin.store.close()
+
+
+async def test_without_the_federation_known_regions_are_asked_directly(origin: Origin) -> None:
+    origin.wire.federation_down = True
+    await origin.run(0.5)
+    assert origin.trades.delegated[KEY].region == "a"
+
+
+@pytest.mark.parametrize(("cost", "moved"), [(0.5, True), (0.95, False)])
+async def test_what_has_a_place_moves_only_past_the_margin(tmp_path: Path, cost: float, moved: bool) -> None:
+    origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
+    origin.home.placed, origin.home.own = True, (0.022, 1.0, math.nan)
+    origin.wire.regions["a"].cost = cost
+    await origin.run(2.0)
+    assert (KEY in origin.trades.delegated) == moved
+    assert (await origin.log()).count("SOLICITED") == 1, "once in its cooldown"
+    await origin.store.close()
+
+
+async def test_an_award_whose_answer_is_lost_is_repeated_and_granted_once(origin: Origin) -> None:
+    origin.wire.deaf.add("award")
+    await origin.run(2.0)
+    assert origin.wire.sent.count("award") > 1
+    origin.wire.deaf.clear()
+    await origin.run(1.0)
+    assert origin.wire.regions["a"].runs == [origin.trades.delegated[KEY].agreement]
+    assert origin.wire.regions["b"].runs == []
+
+
+async def test_an_award_whose_outcome_never_comes_is_withdrawn_before_another_begins(origin: Origin) -> None:
+    origin.wire.deaf.add("award")
+    origin.wire.lost.add("release")
+    await origin.run(20.0)
+    assert origin.phase is Withdrawing
+    assert (await origin.log()).count("SOLICITED") == 1
+    origin.wire.deaf.clear()
+    origin.wire.lost.clear()
+    await origin.run(5.0)
+    assert (await origin.log()).count("SOLICITED") == 2
+    assert len(origin.wire.regions["a"].runs) == 1
+
+
+async def test_a_lost_region_is_in_breach_at_its_leases_end_and_another_takes_over(origin: Origin) -> None:
+    await origin.run(1.0)
+    first = origin.trades.delegated[KEY]
+    origin.wire.lost.update(("award", "renew", "notify", "release"))
+    await origin.run(5.0)
+    assert origin.trades.delegated[KEY].ready
+    assert not origin.trades.delegated[KEY].wanted, "home makes ready where it can"
+    del origin.wire.regions["a"]
+    await origin.run(26.0)
+    origin.wire.lost.clear()
+    await origin.run(5.0)
+    assert "BREACHED" in await origin.log()
+    assert origin.trades.delegated[KEY].region == "b" != first.region
+    assert origin.trades.reputation.trust["a"] < 1.0
+    assert [each.breached for each in origin.trades.reputation.unreported] == [True]
+
+
+async def test_a_restart_changes_no_route_and_goes_on_with_the_agreement(origin: Origin, tmp_path: Path) -> None:
+    await origin.run(3.0)
+    before = origin.trades.delegated
+    again = await origin.killed(tmp_path, away_s=5.0)
+    assert again.trades.delegated == before
+    await again.run(5.0)
+    assert again.trades.delegated == before
+    assert again.wire.regions["a"].runs == [before[KEY].agreement]
+    assert again.wire.sent.count("award") == 1
+    await again.store.close()
+
+
+async def test_after_a_restart_an_agreement_that_ended_meanwhile_is_in_breach(origin: Origin, tmp_path: Path) -> None:
+    await origin.run(1.0)
+    first = origin.trades.delegated[KEY].agreement
+    again = await origin.killed(tmp_path, away_s=100.0)
+    await again.run(3.0)
+    assert "BREACHED" in await again.log()
+    assert again.trades.delegated[KEY].agreement != first
+    assert len(again.wire.regions["a"].runs) == 1
+    await again.store.close()
+
+
+@pytest.mark.parametrize("lost", ["bid", "award", "renew"])
+async def test_killed_at_any_step_it_ends_with_one_agreement(origin: Origin, tmp_path: Path, lost: str) -> None:
+    origin.wire.lost.add(lost)
+    await origin.run(0.5)
+    origin.wire.lost.clear()
+    again = await origin.killed(tmp_path, away_s=1.0)
+    await again.run(8.0)
+    assert again.phase is Active
+    running = [name for each in again.wire.regions.values() for name in each.runs]
+    assert running == [again.trades.delegated[KEY].agreement]
+    await again.store.close()
+
+
+async def test_a_noticed_agreement_is_replaced_before_it_leaves_the_routes(origin: Origin) -> None:
+    await origin.run(1.0)
+    first = origin.trades.delegated[KEY]
+    neighbour = origin.wire.regions["a"]
+    neighbour.tell(neighbour.bid_of(first.agreement), hold.Withdrawn("a", Code.NODE_CORDONED, Seconds(60.0)))
+    neighbour.p95_s = 5.0
+    notice = Notice(first.agreement, "a", Code.NODE_CORDONED, Seconds(60.0))
+    await origin.trades.noticed(Heard("a", notice, b"signed"))
+    assert origin.trades.delegated[KEY].agreement == first.agreement
+    assert not origin.trades.delegated[KEY].wanted
+    await origin.run(4.0)
+    assert origin.trades.delegated[KEY].region == "b"
+    await origin.run(4.0)
+    assert neighbour.runs == []
+    assert [entry.what for entry in await origin.ledger.past(0)][-1] in ("ended", "renewed")
+
+
+async def test_home_that_serves_again_ends_it(origin: Origin) -> None:
+    await origin.run(1.0)
+    origin.home.placed = True
+    await origin.run(trade.HOME_STABLE_S + 2.0, step=1.0)
+    assert not origin.trades.delegated[KEY].wanted
+    assert origin.trades.delegated[KEY].ready, "until home serves"
+    origin.home.serves = True
+    await origin.run(5.0)
+    assert origin.trades.delegated == {}
+    assert origin.wire.regions["a"].runs == []
+    assert origin.phase is Resting
+
+
+async def test_what_is_deleted_is_given_back_and_forgotten(origin: Origin) -> None:
+    await origin.run(1.0)
+    origin.home.wanted = ()
+    await origin.run(5.0)
+    assert origin.trades.trades == {}
+    assert origin.wire.regions["a"].runs == []
+    assert await origin.store.scan("trades/") == ()
+
+
+async def test_notices_and_loans_are_for_ones_own_agreements_only(origin: Origin) -> None:
+    await origin.run(1.0)
+    name = origin.trades.delegated[KEY].agreement
+    await origin.trades.lend("a", name, DIGEST)
+    for region, agreement, digest, code in (
+        ("b", name, DIGEST, Code.AGREEMENT_UNKNOWN),
+        ("a", "g-other", DIGEST, Code.AGREEMENT_UNKNOWN),
+        ("a", name, "sha256:" + "b" * 64, Code.TENANT_DENIED),
+    ):
+        with pytest.raises(ShoalError) as refused:
+            await origin.trades.lend(region, agreement, digest)
+        assert refused.value.code is code
+    with pytest.raises(ShoalError):
+        await origin.trades.noticed(Heard("b", Notice(name, "b", Code.NODE_LOST, Seconds(0.0)), b""))
+    assert origin.phase is Active
+
+
+async def test_answers_of_another_name_or_trade_are_left_out(origin: Origin) -> None:
+    liar = origin.wire.regions["a"]
+    honest = liar.bid
+
+    def bid(asked: Solicitation) -> Answer:
+        answer = honest(asked)
+        assert isinstance(answer, Offer)
+        return replace(answer, region="b", cost=UsdPerHour(0.0001))
+
+    liar.bid = bid  # type: ignore[method-assign]
+    await origin.run(0.5)
+    assert origin.trades.delegated[KEY].region == "b"
+    assert origin.wire.regions["b"].runs != []
+
+
+async def test_indicative_bids_hold_nothing(origin: Origin) -> None:
+    choice = await origin.trades.indicative(intent(), origin.home.profiles(), None)
+    assert choice is not None
+    assert choice.winner is not None
+    assert choice.winner.region == "a"
+    assert [each.held for each in origin.wire.regions.values()] == [[], []]
+    assert await origin.trades.indicative(intent(), origin.home.profiles(), (1.0, 1.0, 1.0)) is None
+    assert await origin.trades.indicative(intent(DelegationMode.NEVER), origin.home.profiles(), None) is None
+
+
+async def test_a_decline_of_all_rests_and_says_why(origin: Origin) -> None:
+    def decline(asked: Solicitation, name: str) -> Decline:
+        return Decline(asked.id, asked.round, name, Refusal(Code.TRADE_DENIED, "no partner", "one"))
+
+    for name, each in origin.wire.regions.items():
+        each.bid = lambda asked, name=name: decline(asked, name)  # type: ignore[method-assign,misc]
+    await origin.run(0.5)
+    state = origin.trades.trades[KEY]
+    assert isinstance(state.phase, Resting)
+    assert state.phase.refusal is not None
+    assert "TRADE_DENIED" in state.phase.refusal.found
