@@ -5,18 +5,35 @@ restart finds is what the store holds; nothing else is remembered.
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.coordinator.controllers.fleet import FleetController
+from shoal.coordinator.controllers.home import RegionHome
+from shoal.coordinator.controllers.ledger import Ledger
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.signals import SignalsController
+from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.signals.model import Reading, SignalName
-from shoal.coordinator.ports import AgentLinks, Blobs, Clock, Ids, Inspector, Meter, Signals, StaleRevision, Store
+from shoal.coordinator.ports import (
+    AgentLinks,
+    Blobs,
+    Clock,
+    FederationLink,
+    Ids,
+    Inspector,
+    Meter,
+    Peers,
+    Signals,
+    StaleRevision,
+    Store,
+)
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.offer import Directory
 from shoal.types.units import Elapsed, Seconds
 
 TICK_S: Final = Seconds(0.25)
@@ -77,6 +94,8 @@ class Region:
         """restored: why the store is a copy that is older than what was acknowledged; opens a new history."""
         self.config = config
         self.restored = restored
+        self._store = store
+        self._ids = ids
         meter = meter or NoMeter()
         self._clock = clock
         self._meter = meter
@@ -117,6 +136,9 @@ class Region:
             self.workloads.adopt,
             region=config.name,
         )
+        self.ledger = Ledger(store, self.truth, clock)
+        self.trades: TradesController | None = None
+        """What others run for this region; None until `federate`."""
         self.store_refusal: Refusal | None = None
         """Why the last step could not be written; None when it could."""
 
@@ -153,6 +175,35 @@ class Region:
         await self.models.start()
         await self.workloads.start()
         await self.signals.start()
+        await self.ledger.start()
+
+    async def federate(
+        self,
+        peers: Peers,
+        *,
+        federation: FederationLink | None,
+        directory: Callable[[], Directory | None],
+        rtt: Callable[[], Mapping[str, Seconds]],
+    ) -> None:
+        """From now on this region trades with those of `directory`, where its documents say so. Call after `start` and
+        before `run`; without it nothing is delegated.
+
+        Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
+        self.trades = TradesController(
+            self.config.name,
+            self._store,
+            self.ledger,
+            RegionHome(self.workloads, self.fleet, self._clock),
+            peers,
+            self._clock,
+            self._ids,
+            self._meter,
+            federation=federation,
+            directory=directory,
+            rtt=rtt,
+            changed=self._adopt_trades,
+        )
+        await self.trades.start()
 
     async def run(self) -> None:
         """Judges silence and steps, until stopped."""
@@ -166,6 +217,8 @@ class Region:
                 await self._step()
                 deadline = self.workloads.next_deadline() or self.config.step_s
                 step_at = Elapsed(self._clock.now() + min(deadline, self.config.step_s))
+            if self.trades is not None:
+                await self.trades.tick()
             took = self._clock.now() - began
             await self._clock.sleep(Seconds(min(REST * took, self.config.tick_s)))
             await self._wait()
@@ -174,6 +227,10 @@ class Region:
         """Ends `run` at its next look; nothing needs saving, since everything was saved before it was done."""
         self._stopping = True
         self._dirty.set()
+
+    def _adopt_trades(self) -> None:
+        if self.trades is not None:
+            self.workloads.adopt_trades(delegated=self.trades.delegated, peers=self.trades.peers)
 
     async def _step(self) -> None:
         try:

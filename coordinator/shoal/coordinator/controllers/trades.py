@@ -67,6 +67,9 @@ ASKED_MOST: Final = 16
 ACCOUNT_S: Final = Seconds(60.0)
 """What an agreement delivers counts in its region's reputation so often while it lasts."""
 UNREPORTED_MOST: Final = 1000
+REPORT_S: Final = Seconds(10.0)
+ENTRIES_MOST: Final = 200
+"""The federation is told what was delivered, and given copies of so many ledger entries, so often."""
 UNHEARD: Final = Refusal(Code.PEER_UNREACHABLE)
 UNCERTAIN: Final = frozenset((Code.PEER_UNREACHABLE, Code.REGION_UNKNOWN))
 """A region that is listed no more may come back, and what it did before stands."""
@@ -170,6 +173,9 @@ class TradesController:
         self._stored: dict[WorkloadKey, Trade] = {}
         self._awards: dict[str, Award] = {}
         self._accounted: dict[str, tuple[Elapsed, int]] = {}
+        self._report_at = Elapsed(-math.inf)
+        self._lacks: int | None = None
+        """The first ledger entry that the federation lacks; None before it was asked."""
         self._stepping = asyncio.Lock()
         self.calls = set[asyncio.Task[None]]()
         """Under way to other regions."""
@@ -202,6 +208,9 @@ class TradesController:
             await self.tell(key, self._wish(key, intents.get(key) if key in may else None))
         await self._account()
         self._publish()
+        if self._federation is not None and self._clock.now() >= self._report_at and self._directory() is not None:
+            self._report_at = Elapsed(self._clock.now() + REPORT_S)
+            self._begin(self._report(self._federation))
 
     async def tell(self, key: WorkloadKey, event: Event) -> None:
         """One event of one workload's trade; a store that takes nothing leaves all as it was, to be tried again."""
@@ -400,6 +409,21 @@ class TradesController:
                 self._meter.count("trades_not_stored")
                 return
             self.reputation = told
+
+    async def _report(self, federation: FederationLink) -> None:
+        told = self.reputation.unreported
+        entries = await self._ledger.past(self._lacks - 1, ENTRIES_MOST) if self._lacks is not None else ()
+        if self._lacks is not None and not told and not entries:
+            return
+        try:
+            async with asyncio.timeout(FEDERATION_S):
+                self._lacks = max(1, await federation.report(told, entries))
+        except (TimeoutError, ShoalError):
+            self._meter.count("reports_failed")
+            return
+        if told:
+            left = tuple(each for each in self.reputation.unreported if each not in told)
+            await self._keep(replace(self.reputation, unreported=left))
 
     # -- acting ------------------------------------------------------------------------------------------------------
 

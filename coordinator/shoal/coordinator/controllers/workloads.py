@@ -201,6 +201,11 @@ class WorkloadsController:
         placed = {each.workload for desired in self.desired.values() for each in desired.assignments}
         return tuple(each for each in self.reserved if WorkloadKey(GUESTS, each.bid) not in placed)
 
+    def serves_at_home(self, key: WorkloadKey) -> bool:
+        """Whether all that its plan wants here is in the routes, and no other region."""
+        plan = self.plan_now.of(key) if self.plan_now is not None else None
+        return plan is not None and not self.leads_abroad(key) and self.endpoints(key) >= plan.wanted > 0
+
     def leads_abroad(self, key: WorkloadKey) -> bool:
         """Whether requests may still go to another region."""
         table = self._memory.tables.get(str(key))

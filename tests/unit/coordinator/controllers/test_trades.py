@@ -21,8 +21,19 @@ from shoal.coordinator.core.negotiation.choice import Figures
 from shoal.coordinator.core.negotiation.model import Active, Resting, Withdrawing
 from shoal.coordinator.ports import Heard
 from shoal.coordinator.store.sqlite import SqliteStore
-from shoal.types.agreement import Award, GatewayRef, Grant, Notice, Release, Renewal, Renewed, Service, ServiceReport
-from shoal.types.chain import first_broken
+from shoal.types.agreement import (
+    Award,
+    Delivered,
+    GatewayRef,
+    Grant,
+    Notice,
+    Release,
+    Renewal,
+    Renewed,
+    Service,
+    ServiceReport,
+)
+from shoal.types.chain import LedgerEntry, first_broken
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import EnergySource
 from shoal.types.offer import Answer, Decline, Directory, Member, Offer, Solicitation
@@ -156,6 +167,8 @@ class Wire:
     lost: set[str] = field(default_factory=set)
     deaf: set[str] = field(default_factory=set)
     federation_down: bool = False
+    told: list[Delivered] = field(default_factory=list)
+    copies: list[LedgerEntry] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
 
     def _pass(self, method: str) -> None:
@@ -216,8 +229,12 @@ class Wire:
     async def advertise(self, advertisement: object) -> Directory | None:
         return None
 
-    async def report(self, delivered: object, entries: object) -> int:
-        return 0
+    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
+        if self.federation_down:
+            raise refuse(Code.FEDERATION_UNREACHABLE)
+        self.told += delivered
+        self.copies += [each for each in entries if each.sequence == len(self.copies) + 1]
+        return len(self.copies) + 1
 
 
 class Uptime:
@@ -417,7 +434,11 @@ async def test_a_lost_region_is_in_breach_at_its_leases_end_and_another_takes_ov
     assert "BREACHED" in await origin.log()
     assert origin.trades.delegated[KEY].region == "b" != first.region
     assert origin.trades.reputation.trust["a"] < 1.0
-    assert [each.breached for each in origin.trades.reputation.unreported] == [True]
+    await origin.run(11.0)
+    assert [each.breached for each in origin.wire.told] == [True]
+    assert origin.trades.reputation.unreported == ()
+    assert origin.wire.copies == list(await origin.ledger.past(0))[: len(origin.wire.copies)]
+    assert len(origin.wire.copies) > 3
 
 
 async def test_a_restart_changes_no_route_and_goes_on_with_the_agreement(origin: Origin, tmp_path: Path) -> None:
