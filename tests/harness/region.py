@@ -161,23 +161,27 @@ class Agent:
     observed: tuple[Observed, ...] = ()
     serial: str = ""
     roots: tuple[str, ...] = ()
+    role: Role = Role.AGENT
 
     @property
     def node(self) -> Node:
         cpu = Device(
             "cpu0", DeviceKind.CPU, "v", "m", "linux", "1", "ort 1", "CPUExecutionProvider", Bytes(2**34), parallelism=4
         )
+        devices = (cpu,) if self.role is Role.AGENT else ()
         return Node(
-            self.name, "eu", Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), (cpu,),
+            self.name, "eu", self.role, {}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), devices,
             f"{self.name}:1", f"{self.name}:2", f"{self.name}:3", f"{self.name}:4", self.boot,
         )  # fmt: skip
 
     async def connect(self) -> Welcome | Refusal:
         hello = Hello(self.node, "nonce", self.version, 1, self.world.clock.wall())
-        answer = await self.world.region.fleet.opened(self.name, Role.AGENT, hello)
+        answer = await self.world.region.fleet.opened(self.name, self.role, hello)
         if isinstance(answer, Welcome):
             self.epoch, self.sequence = answer.epoch, 0
             await self.report()
+            if not self.node.devices:
+                return answer
             rates = Rates(
                 {"fp32": 1e10}, {"fp32": 1e10}, 1e10, 1e10, Seconds(1e-5), Seconds(1e-6), 1e9, Watts(5.0), Watts(20.0),
                 EnergySource.ESTIMATED,
@@ -192,9 +196,12 @@ class Agent:
 
     async def report(self, *, epoch: int | None = None, free_bytes: int = 2**33) -> Refusal | None:
         self.sequence += 1
-        reading = Reading("cpu0", Bytes(free_bytes), 0.1, 50.0, Watts(10.0), 1.0, self.world.clock.wall())
+        readings = tuple(
+            Reading(each.name, Bytes(free_bytes), 0.1, 50.0, Watts(10.0), 1.0, self.world.clock.wall())
+            for each in self.node.devices
+        )
         status = Status(
-            self.name, epoch or self.epoch, self.sequence, True, self.version, self.observed, (), (reading,), (),
+            self.name, epoch or self.epoch, self.sequence, True, self.version, self.observed, (), readings, (),
             self.world.clock.wall(), True, serial=self.serial, roots=self.roots,
         )  # fmt: skip
         return self.world.region.fleet.heard(self.name, epoch or self.epoch, status)

@@ -1,0 +1,158 @@
+"""A whole region that has others run its work: documents in, routes to their gateways out, and home again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.neighbours import Neighbour, Wire
+from harness.region import Agent, World
+from shoal.coordinator.core.negotiation.trade import HOME_STABLE_S
+from shoal.types.device import Role
+from shoal.types.offer import Directory, Member
+from shoal.types.route import EndpointKind
+from shoal.types.units import Seconds
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("default", "reader")
+
+
+def documents(delegate: str) -> list[tuple[str, str]]:
+    margin = ', margin: "10 %"' if delegate == "when-better" else ""
+    text = f"""apiVersion: shoal/v1
+kind: Policy
+metadata: {{name: burst}}
+spec:
+  optimize: {{latency: 0.5, cost: 0.5}}
+  federation: {{delegate: {delegate}{margin}}}
+---
+apiVersion: shoal/v1
+kind: Workload
+metadata: {{name: reader}}
+spec: {{model: {{source: ocr}}, policy: burst}}
+"""
+    return [("w.yaml", text)]
+
+
+@dataclass
+class Trading:
+    """A region with a gateway and neighbours; a step is everything that one look of the region does."""
+
+    world: World
+    wire: Wire
+    gateway: Agent
+    agents: list[Agent]
+
+    @classmethod
+    async def open(cls, folder: Path) -> "Trading":
+        world = await World.open(folder)
+        await world.push()
+        wire = Wire({"a": Neighbour("a", world.clock)})
+        members = (Member("a", "a:7447", ("root-a",), "eu"),)
+        await world.region.federate(
+            wire, federation=wire, directory=lambda: Directory("fed", 1, members), rtt=lambda: {"a": Seconds(0.002)}
+        )
+        gateway = Agent(world, "gw-1", role=Role.GATEWAY)
+        await gateway.connect()
+        return cls(world, wire, gateway, [gateway])
+
+    async def apply(self, texts: list[tuple[str, str]]) -> None:
+        applied = await self.world.region.workloads.apply(texts, {}, "", "test")
+        assert applied.planned.problems == ()
+
+    async def run(self, seconds: float) -> None:
+        trades = self.world.region.trades
+        assert trades is not None
+        for _ in range(round(seconds / 0.5)):
+            await self.world.step()
+            await trades.tick()
+            while trades.calls:
+                await asyncio.wait(trades.calls)
+            for agent in self.agents:
+                if self.world.sent.desired(agent.name):
+                    await agent.obey()
+                else:
+                    await agent.report()
+            self.world.clock.advance(0.5)
+
+    def routed(self) -> list[str]:
+        """Where the gateway sends requests: regions, or nodes of its own."""
+        desired = self.world.region.workloads.desired["gw-1"]
+        routes = [route for route in desired.routes if route.workload == KEY]
+        return [each.region or each.node for route in routes for each in route.endpoints]
+
+
+@pytest.fixture
+async def trading(tmp_path: Path) -> AsyncIterator[Trading]:
+    opened = await Trading.open(tmp_path)
+    yield opened
+    assert opened.world.region.trades is not None
+    await opened.world.region.trades.close()
+    await opened.world.store.close()
+
+
+async def test_what_has_no_place_is_answered_by_another_regions_gateway(trading: Trading) -> None:
+    await trading.apply(documents("when-infeasible"))
+    await trading.run(1.5)
+    assert trading.routed() == ["a"]
+    desired = trading.world.region.workloads.desired["gw-1"]
+    (endpoint,) = desired.routes[0].endpoints
+    assert (endpoint.kind, endpoint.node, endpoint.address) == (EndpointKind.GATEWAY, "gw-a", "a:1")
+    assert [(peer.region, peer.roots, peer.gateways) for peer in desired.peers] == [("a", ("root-a",), ("gw-a",))]
+
+
+async def test_never_stays_without_a_place(trading: Trading) -> None:
+    await trading.apply(documents("never"))
+    await trading.run(2.0)
+    assert trading.routed() == []
+    assert trading.wire.sent == []
+
+
+async def test_it_comes_home_when_home_has_had_a_place_for_a_while_and_not_a_moment_without_an_endpoint(
+    trading: Trading,
+) -> None:
+    await trading.apply(documents("when-infeasible"))
+    await trading.run(1.5)
+    edge = Agent(trading.world, "edge-1")
+    await edge.connect()
+    trading.agents.append(edge)
+    await trading.run(HOME_STABLE_S - 5.0)
+    assert trading.routed() == ["a"]
+    for _ in range(50):
+        await trading.run(0.5)
+        assert trading.routed() != [], "make before break"
+        if trading.routed() == ["edge-1"]:
+            break
+    assert trading.routed() == ["edge-1"]
+    await trading.run(5.0)
+    assert trading.wire.regions["a"].runs == []
+
+
+@pytest.mark.parametrize(("cost", "ends"), [(0.01, ["a"]), (1000.0, ["edge-1"])])
+async def test_what_is_dearer_at_home_moves_past_the_margin_only(
+    trading: Trading, cost: float, ends: list[str]
+) -> None:
+    edge = Agent(trading.world, "edge-1")
+    await edge.connect()
+    trading.agents.append(edge)
+    price = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: eu}\nspec: {price: 1.0 USD/h}\n"
+    neighbour = trading.wire.regions["a"]
+    neighbour.p95_s, neighbour.cost = 0.0001, cost
+    await trading.apply([*documents("when-better"), ("r.yaml", price)])
+    for _ in range(20):
+        await trading.run(0.5)
+        codes = [event.code for event in await trading.world.region.events.past(0, 100)]
+        assert "READY" not in codes or trading.routed() != []
+    assert trading.routed() == ends
+
+
+async def test_without_a_federation_nothing_is_asked(tmp_path: Path) -> None:
+    world = await World.open(tmp_path)
+    await world.push()
+    await world.region.workloads.apply(documents("when-better"), {}, "", "test")
+    await world.step()
+    assert world.region.trades is None
+    assert world.region.workloads.delegated == {}
+    await world.store.close()
