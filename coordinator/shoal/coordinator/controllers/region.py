@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.coordinator.controllers.bids import BidsController
 from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.home import RegionHome
@@ -18,6 +19,7 @@ from shoal.coordinator.controllers.signals import SignalsController
 from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
+from shoal.coordinator.core.negotiation.peering import united
 from shoal.coordinator.core.signals.model import Reading, SignalName
 from shoal.coordinator.ports import (
     AgentLinks,
@@ -139,6 +141,8 @@ class Region:
         self.ledger = Ledger(store, self.truth, clock)
         self.trades: TradesController | None = None
         """What others run for this region; None until `federate`."""
+        self.bids: BidsController | None = None
+        """What this region runs for others: what the peers' adapter calls (ports.PeerEvents)."""
         self.store_refusal: Refusal | None = None
         """Why the last step could not be written; None when it could."""
 
@@ -186,7 +190,7 @@ class Region:
         rtt: Callable[[], Mapping[str, Seconds]],
     ) -> None:
         """From now on this region trades with those of `directory`, where its documents say so. Call after `start` and
-        before `run`; without it nothing is delegated.
+        before `run`; without it nothing is delegated, and nothing is run for others.
 
         Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
         self.trades = TradesController(
@@ -203,7 +207,23 @@ class Region:
             rtt=rtt,
             changed=self._adopt_trades,
         )
+        self.bids = BidsController(
+            self.config.name,
+            self._store,
+            self.ledger,
+            self.workloads,
+            self.models,
+            lambda: self.fleet.fleet,
+            self._clock,
+            self._ids,
+            self._meter,
+            peers=peers,
+            origin=self.trades,
+            roots=lambda region: _roots(directory(), region),
+            changed=self._adopt_trades,
+        )
         await self.trades.start()
+        await self.bids.start()
 
     async def run(self) -> None:
         """Judges silence and steps, until stopped."""
@@ -217,8 +237,9 @@ class Region:
                 await self._step()
                 deadline = self.workloads.next_deadline() or self.config.step_s
                 step_at = Elapsed(self._clock.now() + min(deadline, self.config.step_s))
-            if self.trades is not None:
+            if self.trades is not None and self.bids is not None:
                 await self.trades.tick()
+                await self.bids.tick()
             took = self._clock.now() - began
             await self._clock.sleep(Seconds(min(REST * took, self.config.tick_s)))
             await self._wait()
@@ -227,10 +248,14 @@ class Region:
         """Ends `run` at its next look; nothing needs saving, since everything was saved before it was done."""
         self._stopping = True
         self._dirty.set()
+        if self.trades is not None and self.bids is not None:
+            self.trades.stop()
+            self.bids.stop()
 
     def _adopt_trades(self) -> None:
-        if self.trades is not None:
-            self.workloads.adopt_trades(delegated=self.trades.delegated, peers=self.trades.peers)
+        if self.trades is not None and self.bids is not None:
+            peers = united(self.trades.peers, self.bids.peers)
+            self.workloads.adopt_trades(delegated=self.trades.delegated, peers=peers)
 
     async def _step(self) -> None:
         try:
@@ -252,3 +277,8 @@ class Region:
         finally:
             ticking.cancel()
             happening.cancel()
+
+
+def _roots(directory: Directory | None, region: str) -> tuple[str, ...]:
+    members = directory.members if directory is not None else ()
+    return next((member.roots for member in members if member.region == region), ())

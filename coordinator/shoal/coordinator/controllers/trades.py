@@ -192,11 +192,10 @@ class TradesController:
             self.reputation = records.load(Reputation, found.value)
         self._publish()
 
-    async def close(self) -> None:
+    def stop(self) -> None:
         """Ends the calls under way; what came of them is asked again after the next start."""
         for call in self.calls:
             call.cancel()
-        await asyncio.gather(*self.calls, return_exceptions=True)
 
     async def tick(self) -> None:
         """Looks at every workload that is, or may be, elsewhere. Waits for the store alone."""

@@ -89,7 +89,7 @@ async def trading(tmp_path: Path) -> AsyncIterator[Trading]:
     opened = await Trading.open(tmp_path)
     yield opened
     assert opened.world.region.trades is not None
-    await opened.world.region.trades.close()
+    opened.world.region.trades.stop()
     await opened.world.store.close()
 
 

@@ -168,7 +168,7 @@ class Origin:
 
     async def killed(self, folder: Path, *, away_s: float) -> "Origin":
         """Its machine rebooted: elapsed time starts anew."""
-        await self.trades.close()
+        self.trades.stop()
         await self.store.close()
         self.time.pass_(away_s)
         return await Origin.open(folder, self)
@@ -185,7 +185,7 @@ class Origin:
 async def origin(tmp_path: Path) -> AsyncIterator[Origin]:
     opened = await Origin.open(tmp_path)
     yield opened
-    await opened.trades.close()
+    opened.trades.stop()
     await opened.store.close()
 
 
