@@ -1,0 +1,115 @@
+"""Who is in the federation, what each offers now, and how far its word is trusted: values, replaced as things happen.
+
+A lease is counted from when this replica heard (of) the advertisement, on its own elapsed time: replicas need no common
+clock, and one that starts gives everybody a lease's time.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Final
+
+from shoal.coordinator.core.negotiation import reputation
+from shoal.types.agreement import Delivered
+from shoal.types.offer import Advertisement, Directory, Member
+from shoal.types.units import Elapsed
+
+RECORDS_KEPT: Final = 64
+"""Of what one region delivered to another: the newest agreements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The newest advertisement of a region that counted."""
+
+    advertisement: Advertisement
+    heard_at: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """members: as they said of themselves (no advertisement, trust 1).
+
+    delivered: by (origin, delegate), oldest first."""
+
+    members: Mapping[str, Member] = field(default_factory=dict)
+    live: Mapping[str, Live] = field(default_factory=dict)
+    delivered: Mapping[tuple[str, str], tuple[Delivered, ...]] = field(default_factory=dict)
+
+    def with_member(self, member: Member) -> "Book":
+        return replace(self, members={**self.members, member.region: member})
+
+    def with_advertisement(self, advertisement: Advertisement, now: Elapsed) -> "Book":
+        """The same one again, as another replica may have written it, extends nothing."""
+        before = self.live.get(advertisement.region)
+        if before is not None and before.advertisement.sequence >= advertisement.sequence:
+            return self
+        return replace(self, live={**self.live, advertisement.region: Live(advertisement, now)})
+
+    def with_delivered(self, origin: str, region: str, delivered: tuple[Delivered, ...]) -> "Book":
+        return replace(self, delivered={**self.delivered, (origin, region): delivered})
+
+    def without(self, region: str) -> "Book":
+        """Its records stay: it may join again under its name."""
+        members = {name: member for name, member in self.members.items() if name != region}
+        return replace(self, members=members, live={name: live for name, live in self.live.items() if name != region})
+
+
+def listed(book: Book, federation: str, now: Elapsed) -> Directory:
+    members = tuple(
+        replace(member, advertisement=_current(book, region, now), trust=trust(book, region))
+        for region, member in sorted(book.members.items())
+    )
+    return Directory(federation, _version(members), members)
+
+
+def merged(known: Iterable[Delivered], told: Iterable[Delivered]) -> tuple[Delivered, ...]:
+    """The newest word of each agreement; the oldest agreements go first."""
+    by_agreement = {each.agreement: each for each in known}
+    for each in told:
+        by_agreement.pop(each.agreement, None)
+        by_agreement[each.agreement] = each
+    return tuple(by_agreement.values())[-RECORDS_KEPT:]
+
+
+def trust(book: Book, region: str) -> float:
+    """1: as promised; less below. The median of what each origin saw, so that one that lies ruins nobody alone."""
+    seen = [
+        reputation.of(records).get(region, 1.0)
+        for (_, delegate), records in book.delivered.items()
+        if delegate == region
+    ]
+    return median(seen) if seen else 1.0
+
+
+def _current(book: Book, region: str, now: Elapsed) -> Advertisement | None:
+    live = book.live.get(region)
+    if live is None or now >= live.heard_at + live.advertisement.lease_s:
+        return None
+    return live.advertisement
+
+
+def _coarse(advertisement: Advertisement | None) -> list[tuple[object, ...]] | None:
+    """What free memory is worth telling again: a fifth more or less."""
+    if advertisement is None:
+        return None
+    return [
+        (each.device_class, each.runtime, each.precisions, each.devices, round(4 * math.log2(1 + each.free_bytes)))
+        for each in advertisement.classes
+    ]
+
+
+def _version(members: tuple[Member, ...]) -> int:
+    """The same of every replica that knows the same. What changes with each advertisement alone is left out."""
+    told = [
+        (
+            *(member.region, member.address, member.roots, member.residency, round(member.trust, 2)),
+            _coarse(member.advertisement),
+        )
+        for member in members
+    ]
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1 or 1

@@ -1,0 +1,112 @@
+"""What the federation takes from a region: members that can be reached and known, advertisements that can be true."""
+
+import math
+import re
+from typing import Final
+
+from shoal.types.codes import Code, Refusal
+from shoal.types.offer import Advertisement, CapacityClass, Member, Solicitation
+
+CLASSES_MOST: Final = 64
+REGIONS_MOST: Final = 1000
+DEVICES_MOST: Final = 1_000_000
+"""Of one class. A region with more of them is none."""
+DEVICE_BYTES_MOST: Final = 2**44
+COST_MOST: Final = 10_000.0
+"""USD an hour, of one device."""
+JOULES_MOST: Final = 1e6
+CARBON_MOST: Final = 5_000.0
+RTT_MOST: Final = 60.0
+LEASE_LEAST_S: Final = 1.0
+LEASE_MOST_S: Final = 300.0
+ROOTS_MOST: Final = 4
+MODELS_MOST: Final = 64
+ANSWER_MOST_S: Final = 10.0
+
+_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@()+/-]{0,79}")
+_LABEL: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)?")
+_ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9.-]{1,253}):([0-9]{1,5})")
+_DIGEST: Final = re.compile(r"(?:[0-9a-f]{64})?")
+
+
+def judge_advertisement(advertisement: Advertisement, before: Advertisement | None) -> Refusal | None:
+    """Why it does not count, if so: ADVERT_INVALID, or REPLAYED. before: the newest of that region that counted."""
+    if (found := _absurd(advertisement)) is not None:
+        return Refusal(Code.ADVERT_INVALID, found, "what a region can have", "the last good one counts until it is old")
+    if before is None or advertisement.sequence > before.sequence:
+        return None
+    if repr(advertisement) != repr(before):  # an unknown number equals no other
+        return Refusal(
+            Code.REPLAYED,
+            f"advertisement {advertisement.sequence}",
+            f"one after {before.sequence}",
+            "nothing, if it came late; else set the clock of that region",
+        )
+    return None
+
+
+def judge_member(member: Member) -> Refusal | None:
+    """Of what a region says about itself; whether its CAs can be read is for who reads certificates."""
+    address = _ADDRESS.fullmatch(member.address)
+    if address is None or not 0 < int(address[1]) < 65536:
+        return _invalid(f"address {member.address!r:.80}", "HOST:PORT at which others reach its coordinator")
+    if not 0 < len(member.roots) <= ROOTS_MOST:
+        return _invalid(f"{len(member.roots)} CAs", f"1 to {ROOTS_MOST}")
+    if _LABEL.fullmatch(member.residency) is None:
+        return _invalid(f"residency {member.residency!r:.80}", "1 to 63 of a-z, 0-9 and -")
+    return None
+
+
+def judge_solicitation(solicitation: Solicitation) -> Refusal | None:
+    if not 0 < len(solicitation.models) <= MODELS_MOST:
+        return Refusal(Code.MESSAGE_INVALID, f"{len(solicitation.models)} models", f"1 to {MODELS_MOST}")
+    if not 0 < solicitation.answer_s <= ANSWER_MOST_S:
+        return Refusal(Code.MESSAGE_INVALID, f"answers within {solicitation.answer_s:g}s", f"up to {ANSWER_MOST_S:g}s")
+    return None
+
+
+def _absurd(advertisement: Advertisement) -> str | None:
+    if len(advertisement.classes) > CLASSES_MOST:
+        return f"{len(advertisement.classes)} classes, at most {CLASSES_MOST}"
+    if not LEASE_LEAST_S <= advertisement.lease_s <= LEASE_MOST_S:
+        return f"a lease of {advertisement.lease_s:g}s"
+    if max(len(advertisement.rtt_s), len(advertisement.heads)) > REGIONS_MOST:
+        return f"more than {REGIONS_MOST} other regions"
+    if not all(_LABEL.fullmatch(name) for name in (*advertisement.rtt_s, *advertisement.heads)):
+        return "names of regions that are none"
+    if not all(0 <= rtt <= RTT_MOST for rtt in advertisement.rtt_s.values()):
+        return "round trips that are none"
+    if not all(_DIGEST.fullmatch(head) for head in (advertisement.ledger_head, *advertisement.heads.values())):
+        return "heads of ledgers that are no digests"
+    if _LABEL.fullmatch(advertisement.residency) is None:
+        return f"residency {advertisement.residency!r:.80}"
+    kinds = [(each.device_class, each.runtime) for each in advertisement.classes]
+    if len(set(kinds)) < len(kinds):
+        return "a class that is there twice"
+    return next((found for each in advertisement.classes if (found := _absurd_class(each)) is not None), None)
+
+
+def _absurd_class(each: CapacityClass) -> str | None:
+    """NaN is in no range, and says `unknown` where that may be."""
+    name = f"class {each.device_class!r:.40}"
+    if not all(_WORD.fullmatch(word) for word in (each.device_class, each.runtime, *each.precisions)):
+        return f"{name}: words that are none"
+    if len(each.precisions) > 16:
+        return f"{name}: {len(each.precisions)} precisions"
+    if not 0 < each.devices <= DEVICES_MOST:
+        return f"{name}: {each.devices} devices"
+    if not 0 <= each.free_bytes <= each.devices * DEVICE_BYTES_MOST:
+        return f"{name}: {each.free_bytes} bytes free"
+    if not 0 <= each.cost_usd_per_h <= COST_MOST:
+        return f"{name}: {each.cost_usd_per_h:g} USD/h"
+    if not (math.isnan(each.joules_per_tflop) or 0 < each.joules_per_tflop <= JOULES_MOST):
+        return f"{name}: {each.joules_per_tflop:g} J per TFLOP"
+    if not (math.isnan(each.carbon_g_per_kwh) or 0 <= each.carbon_g_per_kwh <= CARBON_MOST):
+        return f"{name}: {each.carbon_g_per_kwh:g} gCO2/kWh"
+    if not 0 <= each.confidence <= 1:
+        return f"{name}: confidence {each.confidence:g}"
+    return None
+
+
+def _invalid(found: str, asked: str) -> Refusal:
+    return Refusal(Code.FIELD_INVALID, found, asked, "correct it at that region")

@@ -1,0 +1,212 @@
+"""The federation over a real store: members, advertisements, solicitations, records; several replicas on one store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from unit.coordinator.core.federation.members import advertisement, capacity, member
+from unit.coordinator.core.negotiation.trades import offer, solicitation
+
+from harness.region import ManualClock
+from harness.wait import until
+from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.federation import FederationController
+from shoal.coordinator.controllers.region import NoMeter
+from shoal.coordinator.ports import Heard, StaleRevision, Transaction
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.agreement import Delivered, ReportContent
+from shoal.types.chain import LedgerEntry, digest
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.offer import Answer, Member
+from shoal.types.units import Seconds, Wall
+
+T = TypeVar("T")
+
+
+def heard(by: str, what: T) -> Heard[T]:
+    return Heard(by, what, f"signed by {by}".encode())
+
+
+@dataclass
+class Bidders:
+    """ports.Candidates. offers: by region what it answers; one that is not in it does not answer at all."""
+
+    offers: dict[str, Callable[[], Answer]] = field(default_factory=dict)
+    asked: list[tuple[str, bytes]] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+
+    async def ask(self, member: Member, asked: bytes, within: Seconds) -> Heard[Answer]:
+        self.asked.append((member.region, asked))
+        if member.region in self.silent:
+            await asyncio.Event().wait()
+        if member.region not in self.offers:
+            raise refuse(Code.PEER_UNREACHABLE, member.region)
+        return heard(member.region, self.offers[member.region]())
+
+
+@dataclass
+class World:
+    store: SqliteStore
+    clock: ManualClock
+    bidders: Bidders
+
+    async def replica(self) -> FederationController:
+        events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
+        await events.start()
+        controller = FederationController("fed", self.store, events, self.clock, NoMeter(), self.bidders)
+        await controller.start()
+        return controller
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    store = await SqliteStore.open(tmp_path, reserve_bytes=0)
+    yield World(store, ManualClock(), Bidders())
+    await store.close()
+
+
+async def refusal_of(asked: object) -> Code:
+    with pytest.raises(ShoalError) as error:
+        await asked  # type: ignore[misc]
+    return error.value.code
+
+
+async def joined(world: World, *regions: str) -> FederationController:
+    federation = await world.replica()
+    for region in regions:
+        await federation.admit(member(region))
+        await federation.advertised(heard(region, advertisement(region)))
+    return federation
+
+
+async def test_members_are_known_after_a_restart_and_their_advertisements_for_a_lease(world: World) -> None:
+    federation = await joined(world, "eu", "us")
+    world.clock.advance(9.0)
+    again = await world.replica()
+    assert again.directory() == federation.directory(), "the same version of every replica that knows the same"
+    world.clock.advance(9.0)
+    assert [each.advertisement is None for each in federation.directory().members] == [True, True]
+    assert [each.advertisement is None for each in again.directory().members] == [False, False]
+    assert again.roots_of("eu") == ("CA of eu",)
+    assert again.roots_of("ap") == ()
+
+
+async def test_a_region_gets_the_directory_only_where_it_has_another(world: World) -> None:
+    federation = await joined(world, "eu", "us")
+    directory = await federation.advertised(heard("eu", advertisement("eu", 2)))
+    assert directory is not None
+    assert await federation.advertised(heard("eu", advertisement("eu", 3, directory=directory.version))) is None
+    await federation.left("us")
+    told = await federation.advertised(heard("eu", advertisement("eu", 4, directory=directory.version)))
+    assert told is not None
+    assert [each.region for each in told.members] == ["eu"]
+
+
+async def test_a24_what_is_refused_leaves_the_last_good_one_until_it_is_old(world: World) -> None:
+    federation = await joined(world, "eu")
+    absurd = advertisement("eu", 2, classes=(capacity(devices=10**12),))
+    assert await refusal_of(federation.advertised(heard("eu", absurd))) is Code.ADVERT_INVALID
+    (known,) = federation.directory().members
+    assert known.advertisement is not None
+    assert known.advertisement.sequence == 1
+    world.clock.advance(10.0)
+    assert await refusal_of(federation.advertised(heard("eu", absurd))) is Code.ADVERT_INVALID
+    assert federation.directory().members[0].advertisement is None
+
+
+async def test_a21_a_region_says_things_of_itself_alone(world: World) -> None:
+    federation = await joined(world, "eu", "us")
+    assert await refusal_of(federation.advertised(heard("us", advertisement("eu", 9)))) is Code.REGION_MISMATCH
+    assert await refusal_of(federation.solicited(heard("us", solicitation(origin="eu")))) is Code.REGION_MISMATCH
+    assert await refusal_of(federation.updated(heard("us", member("eu", roots=("mine",))))) is Code.REGION_MISMATCH
+    assert await refusal_of(federation.advertised(heard("ap", advertisement("ap")))) is Code.REGION_UNKNOWN
+    assert federation.roots_of("eu") == ("CA of eu",)
+
+
+async def test_a_name_belongs_to_whose_ca_it_is(world: World) -> None:
+    federation = await joined(world, "eu")
+    assert await refusal_of(federation.admit(member("eu", roots=("another CA",)))) is Code.CONFLICT
+    assert await refusal_of(federation.admit(member("fed"))) is Code.CONFLICT
+    again = await federation.admit(member("eu", roots=("CA of eu", "next CA"), address="eu:1"))
+    assert again.members[0].address == "eu:1"
+
+
+async def test_what_a_token_was_spent_for_is_written_with_it_or_not_at_all(world: World) -> None:
+    federation = await world.replica()
+    await world.store.commit(Transaction({"token": b"unused"}))
+    with pytest.raises(StaleRevision):
+        await federation.admit(member("eu"), extra=Transaction({"token": b"used"}, expect={"token": 0}))
+    assert federation.directory().members == ()
+    assert (await world.store.read("token")).value == b"unused"  # type: ignore[union-attr]
+
+
+async def test_a_region_that_turns_its_ca_tells_it(world: World) -> None:
+    federation = await joined(world, "eu", "us")
+    told = await federation.updated(heard("eu", member("eu", roots=("CA of eu", "next CA"))))
+    assert told.members[0].roots == ("CA of eu", "next CA")
+    assert (await world.replica()).roots == ("CA of eu", "next CA", "CA of us")
+
+
+async def test_candidates_are_asked_at_once_with_what_the_origin_signed(world: World) -> None:
+    federation = await joined(world, "eu", "us", "ap", "sa")
+    world.bidders.offers = {"eu": lambda: offer("b-eu"), "ap": lambda: offer("b-ap")}
+    answers = await federation.solicited(heard("us", solicitation(origin="us")))
+    assert sorted(each.by for each in answers) == ["ap", "eu"], "sa does not answer, and nobody waits for it"
+    assert sorted(world.bidders.asked) == [(name, b"signed by us") for name in ("ap", "eu", "sa")]
+
+
+async def test_who_does_not_answer_in_time_is_left_out(world: World) -> None:
+    federation = await joined(world, "eu", "us", "ap")
+    world.bidders.offers = {"eu": lambda: offer("b-eu")}
+    world.bidders.silent = {"ap"}
+    answers = await federation.solicited(heard("us", solicitation(origin="us", answer_s=0.05)))
+    assert [each.by for each in answers] == ["eu"]
+
+
+async def test_who_broke_its_word_is_asked_last_and_everybody_is_told(world: World) -> None:
+    federation = await joined(world, "eu", "us", "ap")
+    broken = tuple(Delivered("ap", f"a{n}", Seconds(0.1), Seconds(1.0), 100, True) for n in range(5))
+    await federation.reported(heard("us", ReportContent(broken, ())))
+    trust = {each.region: each.trust for each in federation.directory().members}
+    assert trust["ap"] < 0.5
+    assert trust["eu"] == 1.0
+    assert (await world.replica()).directory() == federation.directory()
+    own = tuple(replace(each, region="us", breached=False) for each in broken)
+    await federation.reported(heard("us", ReportContent(own, ())))
+    assert {each.region: each.trust for each in federation.directory().members} == trust, "nobody is his own judge"
+
+
+def chain(count: int) -> tuple[LedgerEntry, ...]:
+    found: list[LedgerEntry] = []
+    for number in range(1, count + 1):
+        previous = digest(found[-1]) if found else ""
+        found.append(LedgerEntry(number, Wall(1.0), "granted", "a", "us", "t/w", "", "", "", previous))
+    return tuple(found)
+
+
+async def test_a_copy_of_each_ledger_is_kept_and_one_that_is_rewritten_is_refused(world: World) -> None:
+    federation = await joined(world, "eu")
+    entries = chain(5)
+    assert await federation.reported(heard("eu", ReportContent((), entries[:2]))) == 3
+    assert await federation.reported(heard("eu", ReportContent((), entries[3:]))) == 3, "a gap is asked for"
+    assert await federation.reported(heard("eu", ReportContent((), entries[1:]))) == 6
+    assert await federation.copies("eu", 10) == entries
+    forged = LedgerEntry(6, Wall(1.0), "ended", "a", "us", "t/w", "", "", "", "0" * 64)
+    assert await refusal_of(federation.reported(heard("eu", ReportContent((), (forged,))))) is Code.LEDGER_BROKEN
+
+
+async def test_replicas_learn_what_the_others_wrote(world: World) -> None:
+    first, second = await world.replica(), await world.replica()
+    watching = asyncio.create_task(second.run())
+    try:
+        await first.admit(member("eu"))
+        await first.advertised(heard("eu", advertisement("eu")))
+        await until(lambda: second.directory() == first.directory(), 10, "the other replica knows it")
+        await first.left("eu")
+        await until(lambda: not second.directory().members, 10, "the other replica forgets it")
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)

@@ -1,0 +1,126 @@
+"""Who is in the federation, for how long its word counts, how far it is believed; whom a solicitation goes to."""
+
+from dataclasses import replace
+from typing import Any
+
+from unit.coordinator.core.federation.members import GIB, advertisement, capacity, member
+from unit.coordinator.core.negotiation.trades import ORIGIN, solicitation
+
+from shoal.coordinator.core.federation.directory import RECORDS_KEPT, Book, listed, merged, trust
+from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist
+from shoal.types.agreement import Delivered
+from shoal.types.offer import Member
+from shoal.types.units import Elapsed, Seconds
+
+
+def book(*regions: str) -> Book:
+    found = Book()
+    for region in regions:
+        found = found.with_member(member(region)).with_advertisement(advertisement(region), Elapsed(100.0))
+    return found
+
+
+def names(members: tuple[Member, ...]) -> list[str]:
+    return [each.region for each in members]
+
+
+def delivered(agreement: str, seconds: float, *, region: str = "eu", breached: bool = False) -> Delivered:
+    return Delivered(region, agreement, Seconds(0.1), Seconds(seconds), 100, breached)
+
+
+def test_a24_the_last_good_advertisement_ages_out() -> None:
+    known = book("eu")
+    assert listed(known, "fed", Elapsed(109.0)).members[0].advertisement is not None
+    silent = listed(known, "fed", Elapsed(110.0)).members[0]
+    assert silent.advertisement is None
+    assert silent.address == "eu:7447", "it is a member still"
+
+
+def test_the_same_advertisement_from_another_replica_extends_nothing() -> None:
+    known = book("eu").with_advertisement(advertisement("eu"), Elapsed(108.0))
+    assert listed(known, "fed", Elapsed(110.0)).members[0].advertisement is None
+
+
+def test_the_version_tells_of_what_matters_and_not_of_each_beat() -> None:
+    version = listed(book("eu", "us"), "fed", Elapsed(101.0)).version
+    assert version > 0
+    beat = book("eu", "us").with_advertisement(advertisement("eu", 2, rtt_s={"us": 0.1}), Elapsed(101.0))
+    slightly = book("eu", "us").with_advertisement(
+        advertisement("eu", 2, classes=(capacity(free_bytes=101 * GIB),)), Elapsed(101.0)
+    )
+    half = book("eu", "us").with_advertisement(
+        advertisement("eu", 2, classes=(capacity(free_bytes=50 * GIB),)), Elapsed(101.0)
+    )
+    assert listed(beat, "fed", Elapsed(101.0)).version == version
+    assert listed(slightly, "fed", Elapsed(101.0)).version == version
+    for other in (half, book("eu"), book("eu", "us").with_member(member("us", address="us:1"))):
+        assert listed(other, "fed", Elapsed(101.0)).version != version
+    assert listed(book("eu", "us"), "fed", Elapsed(200.0)).version != version, "what aged out is told"
+
+
+def test_who_left_is_gone_and_its_record_is_not() -> None:
+    known = book("eu", "us").with_delivered("us", "eu", (delivered("a", 0.5, breached=True),))
+    left = known.without("eu")
+    assert names(listed(left, "fed", Elapsed(101.0)).members) == ["us"]
+    assert trust(left.with_member(member("eu")), "eu") < 1
+
+
+def test_trust_is_the_median_of_what_origins_saw() -> None:
+    kept, broken = (delivered("a", 0.05),) * 3, tuple(delivered(f"b{n}", 9.0, breached=True) for n in range(3))
+    known = book("eu").with_delivered("us", "eu", kept).with_delivered("ap", "eu", kept)
+    assert trust(known, "eu") == 1.0
+    assert trust(known.with_delivered("liar", "eu", broken), "eu") == 1.0, "one that lies ruins nobody alone"
+    assert trust(Book().with_delivered("us", "eu", broken), "eu") < 0.5
+    assert trust(Book(), "eu") == 1.0
+
+
+def test_a_record_has_the_newest_word_of_each_agreement() -> None:
+    first, second = delivered("a", 0.1), delivered("a", 0.9)
+    assert merged((first,), (second,)) == (second,)
+    many = tuple(delivered(f"a{n}", 0.1) for n in range(RECORDS_KEPT + 5))
+    assert merged((), many) == many[5:]
+
+
+def members(**changed: Any) -> tuple[Member, ...]:
+    """eu and us with room; changed: advertisements by region, None: silent."""
+    regions = {"eu": {}, "us": {}} | changed
+    return tuple(
+        member(region, advertisement=None if changes is None else advertisement(region, **changes))
+        for region, changes in sorted(regions.items())
+    )
+
+
+def test_asked_are_others_that_fit_the_patterns_and_have_room() -> None:
+    asked = replace(solicitation(), origin="ap")
+    assert names(shortlist(asked, members())) == ["eu", "us"]
+    assert names(shortlist(asked, members(ap={}))) == ["eu", "us"], "nobody asks himself"
+    assert names(shortlist(replace(asked, origin="eu"), members())) == ["us"]
+    assert names(shortlist(replace(asked, to=("e*",)), members())) == ["eu"]
+    assert names(shortlist(asked, members(us=None))) == ["eu"], "who is silent is not asked"
+    assert names(shortlist(asked, members(us={"classes": ()}))) == ["eu"]
+    assert names(shortlist(asked, members(us={"classes": (capacity(free_bytes=1),)}))) == ["eu"]
+    assert names(shortlist(asked, members(us={"classes": (capacity(precisions=("int4",)),)}))) == ["eu"]
+
+
+def test_residency_is_a_matter_of_who_is_asked() -> None:
+    asked = solicitation(residency=("eu", "ch"))
+    here = member("north", residency="eu", advertisement=advertisement("north"))
+    named = member("ch", advertisement=advertisement("ch"))
+    there = member("east", residency="us", advertisement=advertisement("east"))
+    unknown = member("west", advertisement=advertisement("west"))
+    assert names(shortlist(asked, (here, named, there, unknown))) == ["ch", "north"]
+
+
+def test_the_trusted_come_first_and_then_the_near() -> None:
+    asked = replace(solicitation(), way_s={"eu": 0.2, "us": 0.1, "ap": 0.01})
+    eu, us = members()
+    doubtful = member("ap", trust=0.4, advertisement=advertisement("ap"))
+    unmeasured = member("sa", advertisement=advertisement("sa"))
+    told = member("af", advertisement=advertisement("af", rtt_s={ORIGIN: 0.15}))
+    found = shortlist(asked, (doubtful, unmeasured, eu, told, replace(us, region="us")))
+    assert names(found) == ["us", "af", "eu", "sa", "ap"]
+
+
+def test_no_more_are_asked_than_can_be_waited_for() -> None:
+    many = tuple(member(f"r{n:02}", advertisement=advertisement(f"r{n:02}")) for n in range(40))
+    assert len(shortlist(solicitation(), many)) == ASKED_MOST
