@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from shoal.v1 import federation_pb2 as _federation_pb2
 from shoal.v1 import nouns_pb2 as _nouns_pb2
 import builtins as _builtins
 import sys
@@ -657,7 +658,7 @@ Global___ApplyReply: _TypeAlias = ApplyReply  # noqa: Y015
 
 @_typing.final
 class GetRequest(_message.Message):
-    """kind: nodes devices models workloads placements policies tenants regions events tokens"""
+    """kind: nodes devices models workloads placements policies tenants regions events tokens agreements ledger"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1036,6 +1037,56 @@ class RegionView(_message.Message):
 Global___RegionView: _TypeAlias = RegionView  # noqa: Y015
 
 @_typing.final
+class AgreementView(_message.Message):
+    """An agreement as this region sees it. side: origin | delegate. state: in the words of that side's machine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    SIDE_FIELD_NUMBER: _builtins.int
+    COUNTERPART_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SERVICE_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    agreement: _builtins.str
+    side: _builtins.str
+    counterpart: _builtins.str
+    state: _builtins.str
+    service: _builtins.str
+    """starting | ready | short | stopping"""
+    lease_s: _builtins.float
+    """Seconds from now; 0 where it is over."""
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
+    @_builtins.property
+    def offer(self) -> _federation_pb2.Offer: ...
+    @_builtins.property
+    def reason(self) -> _nouns_pb2.Refusal: ...
+    def __init__(
+        self,
+        *,
+        agreement: _builtins.str = ...,
+        side: _builtins.str = ...,
+        counterpart: _builtins.str = ...,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
+        state: _builtins.str = ...,
+        service: _builtins.str = ...,
+        offer: _federation_pb2.Offer | None = ...,
+        lease_s: _builtins.float = ...,
+        reason: _nouns_pb2.Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "reason", b"reason", "workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "counterpart", b"counterpart", "lease_s", b"lease_s", "offer", b"offer", "reason", b"reason", "service", b"service", "side", b"side", "state", b"state", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgreementView: _TypeAlias = AgreementView  # noqa: Y015
+
+@_typing.final
 class GetReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1047,6 +1098,8 @@ class GetReply(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     REGIONS_FIELD_NUMBER: _builtins.int
+    AGREEMENTS_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
     @_builtins.property
@@ -1063,6 +1116,10 @@ class GetReply(_message.Message):
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenView]: ...
     @_builtins.property
     def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionView]: ...
+    @_builtins.property
+    def agreements(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgreementView]: ...
+    @_builtins.property
+    def ledger(self) -> _containers.RepeatedCompositeFieldContainer[_federation_pb2.LedgerEntry]: ...
     def __init__(
         self,
         *,
@@ -1074,10 +1131,12 @@ class GetReply(_message.Message):
         events: _abc.Iterable[Global___Event] | None = ...,
         tokens: _abc.Iterable[Global___TokenView] | None = ...,
         regions: _abc.Iterable[Global___RegionView] | None = ...,
+        agreements: _abc.Iterable[Global___AgreementView] | None = ...,
+        ledger: _abc.Iterable[_federation_pb2.LedgerEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "documents", b"documents", "events", b"events", "nodes", b"nodes", "placements", b"placements", "regions", b"regions", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "devices", b"devices", "documents", b"documents", "events", b"events", "ledger", b"ledger", "nodes", b"nodes", "placements", b"placements", "regions", b"regions", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1734,3 +1793,200 @@ class SetSignalReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetSignalReply: _TypeAlias = SetSignalReply  # noqa: Y015
+
+@_typing.final
+class JoinFederationRequest(_message.Message):
+    """address: HOST:PORT where the federation redeems tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    token: _builtins.str
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinFederationRequest: _TypeAlias = JoinFederationRequest  # noqa: Y015
+
+@_typing.final
+class JoinFederationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def federation(self) -> Global___FederationView: ...
+    def __init__(
+        self,
+        *,
+        federation: Global___FederationView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["federation", b"federation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation", b"federation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinFederationReply: _TypeAlias = JoinFederationReply  # noqa: Y015
+
+@_typing.final
+class LeaveFederationRequest(_message.Message):
+    """forget: also where the federation does not answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORGET_FIELD_NUMBER: _builtins.int
+    forget: _builtins.bool
+    def __init__(
+        self,
+        *,
+        forget: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forget", b"forget"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveFederationRequest: _TypeAlias = LeaveFederationRequest  # noqa: Y015
+
+@_typing.final
+class LeaveFederationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveFederationReply: _TypeAlias = LeaveFederationReply  # noqa: Y015
+
+@_typing.final
+class GetFederationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFederationRequest: _TypeAlias = GetFederationRequest  # noqa: Y015
+
+@_typing.final
+class MemberView(_message.Message):
+    """A region as the directory lists it. rtt_s: between the coordinators, as this region measured; NaN where it did not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RESIDENCY_FIELD_NUMBER: _builtins.int
+    RTT_S_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    ADVERTISES_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    address: _builtins.str
+    residency: _builtins.str
+    rtt_s: _builtins.float
+    trust: _builtins.float
+    advertises: _builtins.bool
+    """Without one that counts, classes are empty."""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedCompositeFieldContainer[_federation_pb2.CapacityClass]: ...
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        address: _builtins.str = ...,
+        residency: _builtins.str = ...,
+        rtt_s: _builtins.float = ...,
+        trust: _builtins.float = ...,
+        advertises: _builtins.bool = ...,
+        classes: _abc.Iterable[_federation_pb2.CapacityClass] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "advertises", b"advertises", "classes", b"classes", "region", b"region", "residency", b"residency", "rtt_s", b"rtt_s", "trust", b"trust"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberView: _TypeAlias = MemberView  # noqa: Y015
+
+@_typing.final
+class FederationView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    JOINED_AT_FIELD_NUMBER: _builtins.int
+    HEARD_AT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    federation: _builtins.str
+    address: _builtins.str
+    joined_at: _builtins.float
+    heard_at: _builtins.float
+    """When the federation last answered; 0: not since this coordinator started."""
+    @_builtins.property
+    def reason(self) -> _nouns_pb2.Refusal:
+        """Why it does not answer now."""
+
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberView]: ...
+    def __init__(
+        self,
+        *,
+        federation: _builtins.str = ...,
+        address: _builtins.str = ...,
+        joined_at: _builtins.float = ...,
+        heard_at: _builtins.float = ...,
+        reason: _nouns_pb2.Refusal | None = ...,
+        members: _abc.Iterable[Global___MemberView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "federation", b"federation", "heard_at", b"heard_at", "joined_at", b"joined_at", "members", b"members", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FederationView: _TypeAlias = FederationView  # noqa: Y015
+
+@_typing.final
+class GetFederationReply(_message.Message):
+    """federation: absent where the region is in none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def federation(self) -> Global___FederationView: ...
+    def __init__(
+        self,
+        *,
+        federation: Global___FederationView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["federation", b"federation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation", b"federation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFederationReply: _TypeAlias = GetFederationReply  # noqa: Y015

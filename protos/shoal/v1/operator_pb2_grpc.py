@@ -119,6 +119,21 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.SetSignalRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.SetSignalReply.FromString,
                 _registered_method=True)
+        self.JoinFederation = channel.unary_unary(
+                '/shoal.v1.Operator/JoinFederation',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.JoinFederationRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.JoinFederationReply.FromString,
+                _registered_method=True)
+        self.LeaveFederation = channel.unary_unary(
+                '/shoal.v1.Operator/LeaveFederation',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.LeaveFederationRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.LeaveFederationReply.FromString,
+                _registered_method=True)
+        self.GetFederation = channel.unary_unary(
+                '/shoal.v1.Operator/GetFederation',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.GetFederationRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.GetFederationReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -234,6 +249,25 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinFederation(self, request, context):
+        """Redeems a federation's one-time token; the region is a member from then on, also after a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaveFederation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFederation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -321,6 +355,21 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.SetSignal,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.SetSignalRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.SetSignalReply.SerializeToString,
+            ),
+            'JoinFederation': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinFederation,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.JoinFederationRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.JoinFederationReply.SerializeToString,
+            ),
+            'LeaveFederation': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaveFederation,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.LeaveFederationRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.LeaveFederationReply.SerializeToString,
+            ),
+            'GetFederation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFederation,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.GetFederationRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.GetFederationReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -782,6 +831,87 @@ class Operator:
             '/shoal.v1.Operator/SetSignal',
             shoal_dot_v1_dot_operator__pb2.SetSignalRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.SetSignalReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinFederation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/JoinFederation',
+            shoal_dot_v1_dot_operator__pb2.JoinFederationRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.JoinFederationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaveFederation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/LeaveFederation',
+            shoal_dot_v1_dot_operator__pb2.LeaveFederationRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.LeaveFederationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFederation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/GetFederation',
+            shoal_dot_v1_dot_operator__pb2.GetFederationRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.GetFederationReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,10 @@ class OperatorStub:
     RotateAuthority: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]
     SetSignal: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetSignalRequest, _operator_pb2.SetSignalReply]
     """An operator's word for the region's price or carbon, until it is cleared."""
+    JoinFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.JoinFederationRequest, _operator_pb2.JoinFederationReply]
+    """Redeems a federation's one-time token; the region is a member from then on, also after a restart."""
+    LeaveFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]
+    GetFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -85,6 +89,10 @@ class OperatorAsyncStub(OperatorStub):
     RotateAuthority: _aio.UnaryUnaryMultiCallable[_operator_pb2.RotateAuthorityRequest, _operator_pb2.RotateAuthorityReply]  # type: ignore[assignment]
     SetSignal: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetSignalRequest, _operator_pb2.SetSignalReply]  # type: ignore[assignment]
     """An operator's word for the region's price or carbon, until it is cleared."""
+    JoinFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.JoinFederationRequest, _operator_pb2.JoinFederationReply]  # type: ignore[assignment]
+    """Redeems a federation's one-time token; the region is a member from then on, also after a restart."""
+    LeaveFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]  # type: ignore[assignment]
+    GetFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]  # type: ignore[assignment]
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -213,5 +221,27 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.SetSignalReply, _abc.Awaitable[_operator_pb2.SetSignalReply]]:
         """An operator's word for the region's price or carbon, until it is cleared."""
+
+    @_abc_1.abstractmethod
+    def JoinFederation(
+        self,
+        request: _operator_pb2.JoinFederationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.JoinFederationReply, _abc.Awaitable[_operator_pb2.JoinFederationReply]]:
+        """Redeems a federation's one-time token; the region is a member from then on, also after a restart."""
+
+    @_abc_1.abstractmethod
+    def LeaveFederation(
+        self,
+        request: _operator_pb2.LeaveFederationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.LeaveFederationReply, _abc.Awaitable[_operator_pb2.LeaveFederationReply]]: ...
+
+    @_abc_1.abstractmethod
+    def GetFederation(
+        self,
+        request: _operator_pb2.GetFederationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GetFederationReply, _abc.Awaitable[_operator_pb2.GetFederationReply]]: ...
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -197,12 +197,25 @@ def _held(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Identity, bytes, by
 
 
 @contextmanager
+def pinned_channel(address: str, token: JoinToken, server_name: str) -> Iterator[grpc.Channel]:
+    """To the server that the token names, known by the CA that the token pins. Raises ShoalError for whatever goes
+    wrong inside."""
+    with _channel(address, _pinned_ca(address, token), server_name) as channel:
+        yield channel
+
+
+@contextmanager
 def _enrolment(address: str, ca_pem: bytes, region: str) -> Iterator[Any]:
     """A stub of the enrolment service. Raises ShoalError for whatever goes wrong inside."""
-    server = dns_of(region, Role.COORDINATOR, "coordinator")
+    with _channel(address, ca_pem, dns_of(region, Role.COORDINATOR, "coordinator")) as channel:
+        yield enrolment_pb2_grpc.EnrolmentStub(channel)
+
+
+@contextmanager
+def _channel(address: str, ca_pem: bytes, server_name: str) -> Iterator[grpc.Channel]:
     try:
-        with undated_channel(address, ca_pem, server, ENROL_BYTES) as channel:
-            yield enrolment_pb2_grpc.EnrolmentStub(channel)
+        with undated_channel(address, ca_pem, server_name, ENROL_BYTES) as channel:
+            yield channel
     except grpc.RpcError as cause:
         raise ShoalError(refusal_of(cause)) from cause
     except ssl.SSLCertVerificationError as cause:

@@ -17,9 +17,9 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.v1 import federation_pb2
 from shoal.wire import nouns
-from shoal.wire.identity import Identity, identity_of_certificate
+from shoal.wire.identity import GrpcContext, Identity, identity_of_certificate
 from shoal.wire.signing import sign, verify
-from shoal.wire.trust import check_certificate
+from shoal.wire.trust import check_certificate, check_issued
 
 Noun = TypeVar("Noun")
 
@@ -95,6 +95,14 @@ def check(said: federation_pb2.Said, kind: str, *, to: str, roots_of: RootsOf, w
 def mismatch(found: str, region: str) -> ShoalError:
     """One region in another's name."""
     return refuse(Code.REGION_MISMATCH, found, f"{region:.80} itself", "a region speaks for itself alone")
+
+
+def check_roots(context: GrpcContext, region: str, roots_of: RootsOf) -> None:
+    """That the caller's certificate comes from a CA of this region, which its name says.
+
+    Raises ShoalError(CERT_UNTRUSTED | REGION_UNKNOWN)."""
+    pem = context.auth_context()["x509_pem_cert"][0]
+    check_issued(x509.load_pem_x509_certificate(pem), roots_known(region, roots_of), region)
 
 
 def roots_known(region: str, roots_of: RootsOf) -> list[x509.Certificate]:

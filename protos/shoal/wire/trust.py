@@ -24,6 +24,16 @@ def check_certificate(
     Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID | CERT_EXPIRED | CERT_NOT_YET_VALID | REGION_MISMATCH |
     ROLE_DENIED).
     """
+    check_issued(certificate, authorities, region)
+    identity = identity_of_certificate(certificate)
+    if (refusal := check_validity(identity, wall)) is not None:
+        raise ShoalError(refusal)
+    require(identity, region=region, roles=roles)
+    return identity
+
+
+def check_issued(certificate: x509.Certificate, authorities: Sequence[x509.Certificate], region: str) -> None:
+    """Raises ShoalError(CERT_UNTRUSTED)."""
     if not is_issued(certificate, authorities):
         raise refuse(
             Code.CERT_UNTRUSTED,
@@ -31,11 +41,6 @@ def check_certificate(
             "one of its region",
             "enrol again with a join token",
         )
-    identity = identity_of_certificate(certificate)
-    if (refusal := check_validity(identity, wall)) is not None:
-        raise ShoalError(refusal)
-    require(identity, region=region, roles=roles)
-    return identity
 
 
 def is_issued(certificate: x509.Certificate, authorities: Iterable[x509.Certificate]) -> bool:

@@ -66,6 +66,10 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/ClearModel": WRITERS,
     "Operator/GetAuthority": READERS,
     "Operator/RotateAuthority": WRITERS,
+    "Operator/JoinFederation": WRITERS,
+    "Operator/LeaveFederation": WRITERS,
+    "Operator/GetFederation": READERS,
+    "Operator/SetSignal": WRITERS,
 }
 ENROL = {"Enrolment/Redeem", "Enrolment/Challenge", "Enrolment/Renew"}
 """Whoever calls: a token, or the key of a certificate, is shown inside the call."""

@@ -20,6 +20,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Elapsed
 from shoal.wire.identity import GrpcContext, Identity, check_validity, identity_of_context, require
+from shoal.wire.said import COORDINATORS, RootsOf, check_roots
 from shoal.wire.status import abort
 
 Roles = frozenset[Role]
@@ -56,7 +57,24 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/GetAuthority": _READ,
     "/shoal.v1.Operator/RotateAuthority": _WRITE,
     "/shoal.v1.Operator/SetSignal": _WRITE,
+    "/shoal.v1.Operator/JoinFederation": _WRITE,
+    "/shoal.v1.Operator/LeaveFederation": _WRITE,
+    "/shoal.v1.Operator/GetFederation": _READ,
+    "/shoal.v1.Federation/Advertise": COORDINATORS,
+    "/shoal.v1.Federation/Solicit": COORDINATORS,
+    "/shoal.v1.Federation/Report": COORDINATORS,
+    "/shoal.v1.Federation/Update": COORDINATORS,
+    "/shoal.v1.Federation/Leave": COORDINATORS,
+    "/shoal.v1.Peer/Bid": COORDINATORS | {Role.FEDERATION},
+    "/shoal.v1.Peer/Award": COORDINATORS,
+    "/shoal.v1.Peer/Release": COORDINATORS,
+    "/shoal.v1.Peer/Renew": COORDINATORS,
+    "/shoal.v1.Peer/Notify": COORDINATORS,
+    "/shoal.v1.Peer/Fetch": COORDINATORS,
+    "/shoal.v1.Peer/Measure": COORDINATORS,
 }
+FOREIGN: Final = ("/shoal.v1.Federation/", "/shoal.v1.Peer/")
+"""Services that other regions call; all others are for the port's own region."""
 MESSAGE_S: Final = 10.0
 """For the message of a call that has one, and for each of an upload; a session keeps its own time."""
 AUDIT_EVERY_S: Final = 60.0
@@ -68,7 +86,8 @@ log: Final = structlog.get_logger("shoal.coordinator.api")
 class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
     """Checks region, role and validity of the caller's certificate; turns refusals into statuses.
 
-    revoked: why a certificate of this serial is refused, if it is.
+    revoked: why a certificate of this serial is refused, if it is. roots_of: on a port that several regions' members
+    reach: the CAs of each, by which alone a name counts; None where TLS trusts one region's only.
     """
 
     def __init__(
@@ -80,9 +99,11 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
         revoked: Callable[[str], Refusal | None] = lambda serial: None,
         *,
         elsewhere: Callable[[str], Refusal | None] = lambda method: None,
+        roots_of: RootsOf | None = None,
     ) -> None:
         """elsewhere: why a method is not for this coordinator to answer, if it is not."""
         self._region = region
+        self._roots_of = roots_of
         self._clock = clock
         self._meter = meter
         self._audit = audit
@@ -105,8 +126,11 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
         return make(behaviour, _readable(handler.request_deserializer), handler.response_serializer)
 
     def admit(self, method: str, context: GrpcContext) -> Identity:
-        """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | ROLE_DENIED | NOT_LEADER)."""
+        """Raises ShoalError(UNAUTHENTICATED | CERT_* | REGION_MISMATCH | REGION_UNKNOWN | ROLE_DENIED |
+        NOT_LEADER)."""
         identity = identity_of_context(context)
+        if self._roots_of is not None:
+            check_roots(context, identity.region, self._roots_of)
         self.judge(method, identity)
         if (refusal := self._elsewhere(method)) is not None:
             raise ShoalError(refusal)
@@ -118,7 +142,8 @@ class Authorisation(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # gen
             raise ShoalError(refusal)
         if (refusal := self._revoked(identity.serial)) is not None:
             raise ShoalError(refusal)
-        require(identity, region=self._region, roles=RULES.get(method, frozenset()))
+        region = identity.region if method.startswith(FOREIGN) else self._region
+        require(identity, region=region, roles=RULES.get(method, frozenset()))
 
     def end(self, serials: frozenset[str]) -> None:
         """What is open with these certificates, which were just revoked, ends now."""
@@ -256,6 +281,8 @@ class _Call:
                 refusal = Refusal(Code.CONFLICT, "it changed meanwhile", "what was read", "try again")
             case grpc.aio.AbortError():
                 raise error
+            case NotImplementedError():
+                refusal = Refusal(Code.UNIMPLEMENTED, self._method, "a method that this port has", "see the protocol")
             case _:
                 log.exception("call failed", method=self._method, actor=actor, exc_info=error)
                 refusal = Refusal(Code.INTERNAL, "an unforeseen error", "", "look at the coordinator's log")

@@ -43,7 +43,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
     async def Redeem(self, request: enrolment_pb2.RedeemRequest, context: Any) -> enrolment_pb2.RedeemReply:
         peer = peer_ip(context.peer())
         asked = self._enrolment.redeem(request.token, request.csr_pem.encode(), request.name, peer=peer)
-        redeemed = await _answer("redemption", asked, peer, context)
+        redeemed = await answer("redemption", asked, peer, context)
         log.info("enrolled", role=redeemed.role, name=redeemed.name, peer=peer)
         return enrolment_pb2.RedeemReply(
             certificate_pem=redeemed.certificate_pem.decode(),
@@ -67,7 +67,7 @@ class EnrolmentService(enrolment_pb2_grpc.EnrolmentServicer):
         asked = self._renewal.renew(
             request.certificate_pem.encode(), request.csr_pem.encode(), request.nonce, request.signature, peer=peer
         )
-        renewed = await _answer("renewal", asked, peer, context)
+        renewed = await answer("renewal", asked, peer, context)
         log.info("renewed", identity=renewed.identity.uri, peer=peer)
         return enrolment_pb2.RenewCertificateReply(
             certificate_pem=renewed.certificate_pem.decode(),
@@ -100,7 +100,8 @@ class ElsewhereEnrolment(enrolment_pb2_grpc.EnrolmentServicer):
         await abort(context, refusal)
 
 
-async def _answer(what: str, asked: Coroutine[Any, Any, T], peer: str, context: Any) -> T:
+async def answer(what: str, asked: Coroutine[Any, Any, T], peer: str, context: Any) -> T:
+    """What a stranger gets: the answer, or a coded refusal and a line in the log."""
     try:
         return await finish(asked)
     except ShoalError as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
@@ -11,6 +11,7 @@ from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
 from shoal.coordinator.controllers.following import Following
 from shoal.coordinator.controllers.members import Members
+from shoal.coordinator.controllers.membership import Membership
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.ports import Clock, Store
@@ -24,6 +25,16 @@ KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", 
 LISTS: Final = {"policies": "Policy", "tenants": "Tenant"}
 _KINDS_LISTED: Final = ("nodes", "devices", "workloads", "placements", "tokens", "events", "regions", *LISTS)
 EVENTS_MOST: Final = 10_000
+
+
+class Trading(Protocol):
+    """What the API shows and changes of a region that is, or may come to be, in a federation."""
+
+    @property
+    def membership(self) -> Membership: ...
+    async def join(self, address: str, token: str, actor: str) -> None:
+        """Raises ShoalError as `Membership.join` does."""
+        ...
 
 
 class OperatorService(operator_pb2_grpc.OperatorServicer):
@@ -40,8 +51,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         enrol_address: Callable[[], str],
         *,
         following: Following | None = None,
+        trading: Trading | None = None,
     ) -> None:
         self._region = region
+        self._trading = trading
         self._members = members
         self._enrol_address = enrol_address
         self._audit = audit
@@ -241,6 +254,37 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     def _signals(self) -> list[operator_pb2.SignalView]:
         signals = self._region.signals
         return views.signal_views(signals.now(), signals.refusals, self._clock.wall())
+
+    async def JoinFederation(
+        self, request: operator_pb2.JoinFederationRequest, context: Any
+    ) -> operator_pb2.JoinFederationReply:
+        actor = identity_of_context(context).uri
+        await self._trade.join(request.address, request.token, actor)
+        federation = views.federation_view(self._trade.membership)
+        await self._audit.note(actor, "JoinFederation", federation.federation, request.address[:120])
+        return operator_pb2.JoinFederationReply(federation=federation)
+
+    async def LeaveFederation(
+        self, request: operator_pb2.LeaveFederationRequest, context: Any
+    ) -> operator_pb2.LeaveFederationReply:
+        actor = identity_of_context(context).uri
+        joined = self._trade.membership.joined
+        await self._trade.membership.leave(actor, forget=request.forget)
+        await self._audit.note(actor, "LeaveFederation", joined.federation if joined else "", "left")
+        return operator_pb2.LeaveFederationReply()
+
+    async def GetFederation(
+        self, request: operator_pb2.GetFederationRequest, context: Any
+    ) -> operator_pb2.GetFederationReply:
+        membership = self._trade.membership
+        if membership.joined is None:
+            return operator_pb2.GetFederationReply()
+        return operator_pb2.GetFederationReply(federation=views.federation_view(membership))
+
+    @property
+    def _trade(self) -> Trading:
+        assert self._trading is not None, "a follower's guard says who leads"
+        return self._trading
 
     async def _node(self, name: str) -> operator_pb2.NodeView:
         state = self._region.fleet.fleet.nodes[name]

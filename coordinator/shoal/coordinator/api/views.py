@@ -8,6 +8,7 @@ from shoal.coordinator.controllers.catalog import Catalog, DocumentChange, Docum
 from shoal.coordinator.controllers.enrolment import Token
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.members import Rotation
+from shoal.coordinator.controllers.membership import Membership
 from shoal.coordinator.controllers.publishers import Judged
 from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
@@ -21,7 +22,8 @@ from shoal.policies import Problem
 from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
-from shoal.types.units import UsdPerHour, Wall
+from shoal.types.offer import Member
+from shoal.types.units import Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 from shoal.wire.nouns import to_wire
@@ -456,3 +458,31 @@ def _node_reason(state: NodeState) -> Refusal | None:
     if state.cordoned:
         return Refusal(Code.NODE_CORDONED, "cordoned by an operator", "", f"shoal uncordon {state.name}")
     return None
+
+
+def federation_view(membership: Membership) -> operator_pb2.FederationView:
+    """Of a region that is in one."""
+    joined, rtt = membership.joined, membership.rtt
+    assert joined is not None
+    view = operator_pb2.FederationView(
+        federation=joined.federation,
+        address=joined.address,
+        joined_at=membership.joined_at or 0.0,
+        heard_at=membership.heard_at or 0.0,
+        reason=None if membership.refusal is None else refusal_view(membership.refusal),
+    )
+    view.members.extend(member_view(member, rtt) for member in joined.directory.members)
+    return view
+
+
+def member_view(member: Member, rtt: Mapping[str, Seconds]) -> operator_pb2.MemberView:
+    advertisement = member.advertisement
+    return operator_pb2.MemberView(
+        region=member.region,
+        address=member.address,
+        residency=member.residency,
+        rtt_s=rtt.get(member.region, math.nan),
+        trust=member.trust,
+        advertises=advertisement is not None,
+        classes=[to_wire(each) for each in advertisement.classes] if advertisement is not None else [],
+    )

@@ -4,15 +4,15 @@ A join token is bound to a role and a region, and to a name if its maker said on
 it used is a compare-and-set, together with the record of the identity that it became.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal.coordinator.controllers import identities, records
 from shoal.coordinator.controllers.buckets import Buckets
 from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.coordinator.controllers.identities import IdentityRecord, key_of
-from shoal.coordinator.ports import Authority, Broker, Clock, Ids, Meter, StaleRevision, Store
+from shoal.coordinator.ports import Authority, Broker, Clock, Ids, Meter, Record, StaleRevision, Store, Transaction
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -20,10 +20,14 @@ from shoal.types.units import Seconds, Wall, show_seconds
 from shoal.wire.identity import NODES, check_name, uri_of
 from shoal.wire.token import JoinToken, parse_join_token, token_sha256
 
+T = TypeVar("T")
+
 TOKENS: Final = "tokens/"
 CREDENTIALS: Final = "credentials/"
 BEARER: Final = "bearer"
 """The role word of a tenant's bearer token; not a certificate's role."""
+REGION: Final = "region"
+"""The role word of a token by which a region joins a federation."""
 
 LIFETIME_S: Final = {
     Role.AGENT: Seconds(86400.0),
@@ -85,8 +89,9 @@ class Enrolment:
         *,
         lifetimes: Mapping[Role, Seconds] = LIFETIME_S,
         broker: Broker | None = None,
+        words: tuple[str, ...] = (BEARER,),
     ) -> None:
-        """broker: is told of each node; None where there is none."""
+        """broker: is told of each node; None where there is none. words: of tokens that are for no certificate."""
         self._region = region
         self._store = store
         self._authority = authority
@@ -96,11 +101,12 @@ class Enrolment:
         self._meter = meter
         self._lifetimes = lifetimes
         self._broker = broker
+        self._words = words
         self._guesses = Buckets(GUESSES, GUESSES_PER_S, MOST_ADDRESSES)
 
     async def create(self, role: str, name: str, valid_s: float, actor: str) -> CreatedToken:
         """Raises ShoalError(FIELD_INVALID | FIELD_MISSING | NAME_INVALID)."""
-        allowed = (*LIFETIME_S, BEARER)
+        allowed = (*self._lifetimes, *self._words)
         if role not in allowed:
             raise refuse(
                 Code.FIELD_INVALID, f"role {role!r:.40}", f"one of {', '.join(allowed)}", "name one of these roles"
@@ -136,6 +142,18 @@ class Enrolment:
         Raises ShoalError(TOKEN_INVALID | TOKEN_USED | TOKEN_EXPIRED | CSR_DENIED | NAME_INVALID | CONFLICT |
         OVERLOADED).
         """
+        return await self._guarded(peer, lambda: self._redeem(text, csr_pem, name, peer))
+
+    async def spend(
+        self, text: str, word: str, name: str, then: Callable[[Transaction], Awaitable[T]], *, peer: str
+    ) -> T:
+        """A token that is for no certificate: `then` commits what it is given together with what it does.
+
+        Raises ShoalError(TOKEN_INVALID | TOKEN_USED | TOKEN_EXPIRED | OVERLOADED), and what `then` raises.
+        """
+        return await self._guarded(peer, lambda: self._spend(text, word, name, then))
+
+    async def _guarded(self, peer: str, redemption: Callable[[], Awaitable[T]]) -> T:
         bucket = self._guesses.of(peer, self._clock.now())
         if not bucket.allows(self._clock.now()):
             self._meter.count("enrolment_refused", code=Code.OVERLOADED)
@@ -143,7 +161,7 @@ class Enrolment:
                 Code.OVERLOADED, "too many failed redemptions", f"{GUESSES_PER_S:g} a second", "wait a few seconds"
             )
         try:
-            return await self._redeem(text, csr_pem, name, peer)
+            return await redemption()
         except ShoalError as error:
             if error.code in (Code.TOKEN_INVALID, Code.TOKEN_USED, Code.TOKEN_EXPIRED, Code.CSR_DENIED):
                 bucket.spend(self._clock.now())
@@ -175,7 +193,8 @@ class Enrolment:
         good = (each for each in found if not records.load(IdentityRecord, each.value).revoked)
         return tuple(sorted(each.key.rpartition("/")[2] for each in good))
 
-    async def _redeem(self, text: str, csr_pem: bytes, name: str, peer: str) -> Redeemed:
+    async def _valid(self, text: str) -> tuple[Record, Token]:
+        """The token as stored, good for one use now."""
         claim = parse_join_token(text)
         if claim.region != self._region or claim.ca_sha256 not in self._authority.fingerprints:
             raise _invalid("a token of another region or CA")
@@ -185,8 +204,6 @@ class Enrolment:
             raise _invalid("a token that this region did not make")
         token = records.load(Token, record.value)
         wall = self._clock.wall()
-        if token.role == BEARER:
-            raise _invalid("a bearer token")
         if token.used_at is not None:
             raise _used()
         if wall >= token.expires_at:
@@ -196,6 +213,23 @@ class Enrolment:
                 "a token in its time",
                 "make a new one: shoal token create",
             )
+        return record, token
+
+    async def _spend(self, text: str, word: str, name: str, then: Callable[[Transaction], Awaitable[T]]) -> T:
+        record, token = await self._valid(text)
+        if token.role != word or token.name not in ("", name):
+            raise _invalid(f"a token for {token.role} {token.name or '(any name)'}")
+        used = replace(token, used_at=self._clock.wall(), used_by=name)
+        try:
+            return await then(Transaction({record.key: records.dump(used)}, expect={record.key: record.revision}))
+        except StaleRevision:
+            return await self._spend(text, word, name, then)  # the other one won: now it has a reason of its own
+
+    async def _redeem(self, text: str, csr_pem: bytes, name: str, peer: str) -> Redeemed:
+        record, token = await self._valid(text)
+        if token.role in self._words:
+            raise _invalid(f"a {token.role} token")
+        key, wall = record.key, self._clock.wall()
         name = name or token.name
         if token.name and name != token.name:
             raise _invalid(f"a token for another name than {name!r:.80}")

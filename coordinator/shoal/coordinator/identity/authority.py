@@ -1,7 +1,7 @@
 """The region's own CA: EC P-256, its key in a file that only its owner reads.
 
 A certificate of Shoal: one URI name `shoal://REGION/ROLE/NAME`, no CA flag, digitalSignature, extended key usage by
-role. Roles that serve (agent, gateway, coordinator, broker) also get DNS and IP names, for ordinary TLS clients.
+role. Roles that serve (`SERVERS`) also get DNS and IP names, for ordinary TLS clients.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
 from shoal.wire.identity import BACKDATED_S, check_name, common_name_of, dns_of, uri_of
 
 CSR_BYTES: Final = 8 * 2**10
-SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.BROKER})
+SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.FEDERATION, Role.BROKER})
 CLIENTS: Final = frozenset(Role) - {Role.BROKER}
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 

@@ -25,8 +25,19 @@ OPERATOR: Final = "admin"
 class ServerIdentity:
     """hosts: addresses that clients dial."""
 
-    def __init__(self, authority: FileAuthority, folder: Path, hosts: tuple[str, ...], clock: Clock) -> None:
+    def __init__(
+        self,
+        authority: FileAuthority,
+        folder: Path,
+        hosts: tuple[str, ...],
+        clock: Clock,
+        *,
+        role: Role = Role.COORDINATOR,
+        name: str = NAME,
+    ) -> None:
         self._authority = authority
+        self._role = role
+        self._name = name
         self._folder = folder
         self._hosts = hosts
         self._clock = clock
@@ -50,15 +61,27 @@ class ServerIdentity:
     def ca(self) -> Path:
         return self._folder / "ca.pem"
 
-    def credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
-        """The chain carries the CA, so that a joiner can pin it before it trusts anything."""
-        material = self._material()
+    @property
+    def enrolled(self) -> Enrolled:
+        """The newest key and certificate: to call others with, and to sign."""
+        self.refresh()
+        return self._current
+
+    def credentials(
+        self, *, client_certificates: bool, others: Callable[[], str] = lambda: ""
+    ) -> grpc.ServerCredentials:
+        """The chain carries the CA, so that a joiner can pin it before it trusts anything.
+
+        others: CAs (PEM) of other regions whose members may shake hands too. TLS does not say which CA vouched for
+        which name: where there are any, each call must be judged by `wire.said.RootsOf` as well.
+        """
+        material = self._material(others())
 
         def newest() -> grpc.ServerCertificateConfiguration | None:
             """At each handshake; None keeps what is in use. gRPC's core is not safe against a configuration that is
             replaced while others shake hands: a flood of them crashed it when each brought its own."""
             nonlocal material
-            fresh = self._material()
+            fresh = self._material(others())
             if fresh == material:
                 return None
             material = fresh
@@ -71,10 +94,10 @@ class ServerIdentity:
         )
         return dynamic
 
-    def _material(self) -> tuple[bytes, bytes, bytes]:
+    def _material(self, others: str) -> tuple[bytes, bytes, bytes]:
         """(key, chain, roots) as PEM."""
         self.refresh()
-        return self._current.key_pem, self._chain(), self._current.ca_pem
+        return self._current.key_pem, self._chain(), self._current.ca_pem + others.encode()
 
     def refresh(self) -> None:
         """Makes it anew when its time nears its end, or when another CA issues or is trusted."""
@@ -87,7 +110,7 @@ class ServerIdentity:
 
     def _renewed(self) -> Enrolled:
         enrolled = self._authority.enrol_self(
-            Role.COORDINATOR, NAME, hosts=self._hosts, lifetime_s=LIFETIME_S, wall=self._clock.wall()
+            self._role, self._name, hosts=self._hosts, lifetime_s=LIFETIME_S, wall=self._clock.wall()
         )
         enrolled.write(self._folder)
         return enrolled

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from shoal.coordinator.main import region
+from shoal.coordinator.main import federation, region
 from shoal.coordinator.main.options import config_of, parser_of
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import ShoalError
 from shoal.wire import descriptors, logs
 from shoal.wire.private import no_dumps
 
 YOUNG: Final = 50_000
 """Objects made before Python looks for cycles among them, 700 by its own choice: a look at thousands of nodes makes
 more, all of which die with it, and each pass over what lives as long as a session costs a tenth of a second."""
+
+RUNS: Final = {"region": region.run, "federation": federation.run}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,20 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.umask(0o077)
             print(json.dumps({"event": "written", "start": str(region.write_broker(options))}))
             return
-        if options.role == "federation":
-            raise refuse(
-                Code.NOT_SUPPORTED_YET,
-                "--role federation",
-                "--role region",
-                "it comes with the release that federates regions",
-            )
         config = config_of(options)
         os.umask(0o077)
         logs.configure(config.log_level)
         descriptors.raise_limit()
         no_dumps()
         gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
-        asyncio.run(region.run(config))
+        asyncio.run(RUNS[options.role](config))
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
         raise SystemExit(1) from None

@@ -37,8 +37,8 @@ class Config:
     from, where that is on this machine.
 
     models: where agents that come by the broker fetch models. signals_dir: feeds of price and carbon that are files.
-    signal_hosts: those that a feed's URL may name although they are inside this network. advertise: the host that
-    agents and operators dial. links, enrols: of all coordinators of the region, separated by commas; empty: this one's.
+    signal_hosts: those that a feed's URL may name although they are inside this network. peers: where other regions
+    call. advertise: the host that agents and operators dial. links, enrols: of all coordinators of the region, separated by commas; empty: this one's.
     shared_dir: CA and models, which they all see."""
 
     region: str
@@ -51,6 +51,7 @@ class Config:
     models: Address
     signals_dir: Path
     signal_hosts: tuple[str, ...]
+    peers: Address
     advertise: str
     links: str
     enrols: str
@@ -77,6 +78,7 @@ def config_of(options: argparse.Namespace) -> Config:
         models=address_of(options.models),
         signals_dir=Path(options.signals_dir or Path(options.data_dir) / "signals"),
         signal_hosts=tuple(host.strip() for hosts in options.signal_host for host in hosts.split(",") if host.strip()),
+        peers=address_of(options.peers),
         advertise=options.advertise or ("127.0.0.1" if link.is_any else link.host),
         links=_addresses(options.links),
         enrols=_addresses(options.enrols),
@@ -148,7 +150,7 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         " the broker, on this machine or wherever the folder is copied. Run it again for a new certificate.",
     )
     for verb in (run, broker):
-        verb.add_argument("--region", default=default("REGION", "local"), help="the region's name")
+        verb.add_argument("--region", default=default("REGION", "local"), help="the region's name, or the federation's")
         verb.add_argument(
             "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
         )
@@ -181,6 +183,11 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         action="append",
         default=[environment["SHOAL_SIGNAL_HOSTS"]] if environment.get("SHOAL_SIGNAL_HOSTS") else [],
         help="a host that a source's URL may name although it is inside this network, and plain http then; repeatable",
+    )
+    run.add_argument(
+        "--peers",
+        default=default("PEERS", "127.0.0.1:7447"),
+        help="other regions of a federation, mTLS; nobody listens there before the region has joined one",
     )
     run.add_argument("--advertise", default=default("ADVERTISE", ""), help="the host that others dial")
     run.add_argument(

@@ -33,6 +33,7 @@ from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.controllers.truth import KEY as REGION_KEY
+from shoal.coordinator.core.negotiation.advertise import classes
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity, first_operator
 from shoal.coordinator.link.fan import Fan
@@ -51,6 +52,7 @@ from shoal.coordinator.main.serving import (
     serve_metrics,
     serve_models,
 )
+from shoal.coordinator.main.trading import Trading
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
@@ -228,10 +230,11 @@ async def _lead(
             meter=meter,
         )
     links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
+    blobs = DirectoryBlobs(config.shared_dir / "models", MODEL_BYTES)
     region = Region(
         store,
         Fan(*links),
-        DirectoryBlobs(config.shared_dir / "models", MODEL_BYTES),
+        blobs,
         ChildInspector(),
         clock,
         ids,
@@ -290,7 +293,25 @@ async def _lead(
     api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
     link_pb2_grpc.add_AgentLinkServicer_to_server(grpc_links, api)
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-    operators = OperatorService(region, enrolment, members, store, clock, audit, lambda: process.enrols)
+    trading = Trading(
+        config.region,
+        config.peers,
+        config.advertise,
+        store=store,
+        truth=region.truth,
+        blobs=blobs,
+        authority=authority,
+        identity=identity,
+        audit=audit,
+        clock=clock,
+        meter=meter,
+        residency=lambda: region.workloads.catalog.facts(config.region).residency,
+        capacity=lambda: classes(region.workloads.inputs()),
+    )
+    await trading.start()
+    operators = OperatorService(
+        region, enrolment, members, store, clock, audit, lambda: process.enrols, trading=trading
+    )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = grpc.aio.server(options=enrol_options())
@@ -309,6 +330,7 @@ async def _lead(
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(members.run()),
         asyncio.create_task(region.signals.run()),
+        asyncio.create_task(trading.run()),
         asyncio.create_task(refresh(turned)),
     ]
     if broker is not None:
@@ -320,7 +342,7 @@ async def _lead(
     region.stop()
     # Who was replaced lets go of everybody at once: they are expected elsewhere.
     grace_s = STOP_S if stopping.is_set() else None
-    await asyncio.gather(api.stop(grace_s), enrol_server.stop(grace_s))
+    await asyncio.gather(api.stop(grace_s), enrol_server.stop(grace_s), trading.stop(grace_s))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -389,7 +411,7 @@ async def _follow(
 
 
 def _hosts(config: Config) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((config.advertise, *dialled(config.link, config.enrol, config.models))))
+    return tuple(dict.fromkeys((config.advertise, *dialled(config.link, config.enrol, config.models, config.peers))))
 
 
 def _lifetimes(config: Config) -> Mapping[Role, Seconds]:

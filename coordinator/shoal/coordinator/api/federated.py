@@ -1,0 +1,107 @@
+"""The operator API as far as a federation has it: who is in it, tokens for who shall be, its events."""
+
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
+from typing import Any, Final
+
+from shoal.coordinator.api import views
+from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.controllers.enrolment import Enrolment
+from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.federation import FederationController
+from shoal.types.codes import Code, refuse
+from shoal.v1 import operator_pb2, operator_pb2_grpc
+from shoal.wire.identity import identity_of_context
+from shoal.wire.nouns import to_wire
+
+EVENTS_MOST: Final = 10_000
+
+
+class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
+    """What is not here is UNIMPLEMENTED. address: where members call; enrol_address: where tokens are redeemed."""
+
+    def __init__(
+        self,
+        name: str,
+        controller: FederationController,
+        enrolment: Enrolment,
+        events: EventLog,
+        audit: AuditTrail,
+        address: Callable[[], str],
+        enrol_address: Callable[[], str],
+    ) -> None:
+        self._name = name
+        self._controller = controller
+        self._enrolment = enrolment
+        self._events = events
+        self._audit = audit
+        self._address = address
+        self._enrol_address = enrol_address
+
+    async def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
+        identity = identity_of_context(context)
+        return operator_pb2.WhoAmIReply(
+            region=identity.region,
+            role=identity.role,
+            name=identity.name,
+            certificate_expires_at=identity.not_after,
+            version=version("shoal-coordinator"),
+            enrol_address=self._enrol_address(),
+        )
+
+    async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
+        reply = operator_pb2.GetReply()
+        match request.kind:
+            case "tokens":
+                reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
+            case "events":
+                reply.events.extend(views.event_view(event) for event in await self._events.past(0, EVENTS_MOST))
+            case "ledger":
+                copies = await self._controller.copies(request.name, EVENTS_MOST)
+                reply.ledger.extend(to_wire(entry) for entry in copies)
+            case _:
+                raise _unknown(request.kind, "tokens, events, ledger")
+        return reply
+
+    async def GetFederation(
+        self, request: operator_pb2.GetFederationRequest, context: Any
+    ) -> operator_pb2.GetFederationReply:
+        directory = self._controller.directory()
+        federation = operator_pb2.FederationView(
+            federation=self._name,
+            address=self._address(),
+            members=[views.member_view(member, {}) for member in directory.members],
+        )
+        return operator_pb2.GetFederationReply(federation=federation)
+
+    async def CreateToken(
+        self, request: operator_pb2.CreateTokenRequest, context: Any
+    ) -> operator_pb2.CreateTokenReply:
+        actor = identity_of_context(context).uri
+        created = await self._enrolment.create(request.role, request.name, request.valid_s, actor)
+        await self._audit.note(actor, "CreateToken", created.id, f"{request.role} {request.name}".strip())
+        return operator_pb2.CreateTokenReply(id=created.id, token=created.text, expires_at=created.expires_at)
+
+    async def Delete(self, request: operator_pb2.DeleteRequest, context: Any) -> operator_pb2.DeleteReply:
+        actor = identity_of_context(context).uri
+        match request.kind:
+            case "token":
+                await self._enrolment.revoke(request.name, actor)
+            case "region":
+                await self._controller.left(request.name, actor)
+            case kind:
+                raise _unknown(kind, "token, region")
+        await self._audit.note(actor, "Delete", f"{request.kind} {request.name}", "deleted")
+        return operator_pb2.DeleteReply()
+
+    async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
+        if request.follow:
+            async for event in self._events.follow(request.after):
+                yield views.event_view(event)
+            return
+        for event in await self._events.past(request.after, min(request.limit or EVENTS_MOST, EVENTS_MOST)):
+            yield views.event_view(event)
+
+
+def _unknown(kind: str, known: str) -> Exception:
+    return refuse(Code.KIND_UNKNOWN, f"kind {kind!r:.40} at a federation", f"one of {known}", "choose one of these")

@@ -1,0 +1,143 @@
+"""The federation over gRPC: ports.FederationLink and ports.FederationDoor on a region's side, ports.Candidates on its
+own."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+
+from shoal.coordinator.peers.channels import Channels, answered
+from shoal.coordinator.peers.grpc import CALL_S, answer_of, stub_of
+from shoal.coordinator.ports import Clock, Heard, Joined, Meter
+from shoal.types.agreement import Delivered, ReportContent
+from shoal.types.chain import LedgerEntry
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.device import Role
+from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
+from shoal.types.units import Seconds
+from shoal.v1 import federation_pb2, federation_pb2_grpc
+from shoal.wire import nouns, said
+from shoal.wire.enrol import pinned_channel
+from shoal.wire.identity import dns_of
+from shoal.wire.token import JoinToken, parse_join_token
+
+FEDERATION: Final = "federation"
+"""What its certificate is called, whichever machine it runs on."""
+JOIN_S: Final = 15.0
+ANSWER_ALLOWANCE_S: Final = 0.5
+"""For the way to the federation and back, beyond what its candidates have."""
+
+log: Final = structlog.get_logger("shoal.coordinator.peers")
+
+
+class GrpcFederation:
+    """joined: the federation that this region is in, None without one."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        signer: Callable[[], said.Signer],
+        joined: Callable[[], Joined | None],
+        clock: Clock,
+        meter: Meter,
+    ) -> None:
+        self._channels = channels
+        self._signer = signer
+        self._joined = joined
+        self._clock = clock
+        self._meter = meter
+
+    async def advertise(self, advertisement: Advertisement) -> Directory | None:
+        told = replace(advertisement, directory=self._federation().directory.version)
+        reply = await self._say("Advertise", told, CALL_S)
+        return nouns.from_wire(Directory, reply.directory) if reply.HasField("directory") else None
+
+    async def solicit(self, solicitation: Solicitation) -> tuple[Heard[Answer], ...]:
+        asked = self._signer().say(solicitation, said.ANYONE)
+        reply = await self._call("Solicit", asked, solicitation.answer_s + ANSWER_ALLOWANCE_S)
+        found = list[Heard[Answer]]()
+        for each in reply.answers:
+            try:
+                found.append(answer_of(each, each.by, solicitation, self._roots_of, self._clock))
+            except ShoalError as error:
+                self._meter.count("answers_refused", code=error.code)
+                log.warning("an answer is left out", by=each.by[:80], refusal=str(error.refusal))
+        return tuple({each.by: each for each in found}.values())
+
+    async def report(self, delivered: tuple[Delivered, ...], entries: tuple[LedgerEntry, ...]) -> int:
+        reply = await self._say("Report", ReportContent(delivered, entries), CALL_S)
+        return int(reply.next_sequence)
+
+    async def update(self, member: Member) -> Directory:
+        reply = await self._say("Update", member, CALL_S)
+        return nouns.from_wire(Directory, reply.directory)
+
+    async def leave(self) -> None:
+        await self._call("Leave", federation_pb2.LeaveRequest(), CALL_S)
+
+    async def join(self, address: str, token: str, member: Member) -> Joined:
+        claim = parse_join_token(token)
+        proof = self._signer().say_bytes(said.JOIN, claim.text.encode(), claim.region)
+        request = federation_pb2.JoinRequest(
+            token=claim.text,
+            region=member.region,
+            address=member.address,
+            roots=member.roots,
+            residency=member.residency,
+            proof=proof,
+        )
+        reply = await asyncio.to_thread(_join, address, claim, request)
+        directory = nouns.from_wire(Directory, reply.directory)
+        return Joined(claim.region, reply.address, tuple(reply.roots), directory)
+
+    def _roots_of(self, region: str) -> tuple[str, ...]:
+        members = self._federation().directory.members
+        return next((member.roots for member in members if member.region == region), ())
+
+    async def _say(self, method: str, noun: object, timeout_s: float) -> Any:
+        return await self._call(method, self._signer().say(noun, self._federation().federation), timeout_s)
+
+    async def _call(self, method: str, message: Any, timeout_s: float) -> Any:
+        joined = self._federation()
+        server = dns_of(joined.federation, Role.FEDERATION, FEDERATION)
+        stub = federation_pb2_grpc.FederationStub(self._channels.to(joined.address, joined.roots, server))
+        call = getattr(stub, method)(message, timeout=timeout_s)
+        return await answered(call, Code.FEDERATION_UNREACHABLE, joined.federation)
+
+    def _federation(self) -> Joined:
+        joined = self._joined()
+        if joined is None:
+            raise refuse(Code.FEDERATION_UNREACHABLE, "this region is in no federation", "one", "shoal federation join")
+        return joined
+
+
+class GrpcCandidates:
+    """ports.Candidates. roots_of: of the members."""
+
+    def __init__(self, channels: Channels, roots_of: said.RootsOf, clock: Clock) -> None:
+        self._channels = channels
+        self._roots_of = roots_of
+        self._clock = clock
+
+    async def ask(self, member: Member, asked: bytes, within: Seconds) -> Heard[Answer]:
+        message = federation_pb2.Said.FromString(asked)
+        call = stub_of(self._channels, member).Bid(message, timeout=within)
+        reply = await answered(call, Code.PEER_UNREACHABLE, member.region)
+        solicitation = nouns.decode(Solicitation, message.content)
+        return answer_of(reply, member.region, solicitation, self._roots_of, self._clock)
+
+
+def _join(address: str, claim: JoinToken, request: federation_pb2.JoinRequest) -> federation_pb2.JoinReply:
+    """Blocking."""
+    server = dns_of(claim.region, Role.FEDERATION, FEDERATION)
+    try:
+        with pinned_channel(address, claim, server) as channel:
+            reply: federation_pb2.JoinReply = federation_pb2_grpc.JoiningStub(channel).Join(request, timeout=JOIN_S)
+            return reply
+    except ShoalError as error:
+        if error.code is not Code.COORDINATOR_UNREACHABLE:
+            raise
+        found = error.refusal.found
+        raise refuse(Code.FEDERATION_UNREACHABLE, found, "a federation's port", "check the address") from error

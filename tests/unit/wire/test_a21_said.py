@@ -1,0 +1,120 @@
+"""What a region says counts as said by it alone: its name, its CA, its coordinator, its recipient, its bytes (A21)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from unit.coordinator.core.negotiation.trades import award
+
+from harness.pki import Authority
+from shoal.types.agreement import Award, Notice
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Role
+from shoal.types.units import Wall
+from shoal.v1 import federation_pb2
+from shoal.wire.said import Signer, hear
+
+NOW = Wall(1_800_000_000.0)
+
+
+class Regions:
+    """Two regions with CAs of their own, of which everybody knows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authorities = {name: Authority(folder / name, name, NOW) for name in ("us-east", "mallory")}
+
+    def roots_of(self, region: str) -> tuple[str, ...]:
+        known = self.authorities.get(region)
+        return () if known is None else (known.certificate.read_text(),)
+
+    def signer(self, region: str, *, role: Role = Role.COORDINATOR, named: str = "", valid_s: float = 3600.0) -> Signer:
+        """named: the region that the certificate says, whoever issued it."""
+        files = self.authorities[region].issue(role, "coordinator", region=named, valid_s=valid_s)
+        certificate, key, _ = files.read()
+        return Signer(named or region, certificate, key)
+
+    def hear(self, said: federation_pb2.Said, *, to: str = "eu-west", kind: type = Award) -> object:
+        return hear(said, kind, to=to, roots_of=self.roots_of, wall=NOW)
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> Regions:
+    return Regions(tmp_path)
+
+
+def refused(asked: Callable[[], object]) -> Code:
+    with pytest.raises(ShoalError) as error:
+        asked()
+    return error.value.code
+
+
+def test_what_a_region_says_is_heard(regions: Regions) -> None:
+    said = award()
+    assert regions.hear(regions.signer("us-east").say(said, "eu-west")) == said
+
+
+def test_a21_in_another_regions_name(regions: Regions) -> None:
+    said = regions.signer("mallory").say(award(), "eu-west")
+    said.by = "us-east"
+    assert refused(lambda: regions.hear(said)) is Code.REGION_MISMATCH
+
+
+def test_a21_with_a_certificate_of_its_own_making(regions: Regions) -> None:
+    said = regions.signer("mallory", named="us-east").say(award(), "eu-west")
+    assert refused(lambda: regions.hear(said)) is Code.CERT_UNTRUSTED
+
+
+def test_a21_by_a_region_that_nobody_knows(regions: Regions) -> None:
+    said = regions.signer("mallory", named="nowhere").say(award(), "eu-west")
+    assert refused(lambda: regions.hear(said)) is Code.REGION_UNKNOWN
+
+
+@pytest.mark.parametrize("role", [Role.AGENT, Role.GATEWAY, Role.OPERATOR, Role.TENANT, Role.FEDERATION])
+def test_a21_by_another_role_of_the_region(regions: Regions, role: Role) -> None:
+    said = regions.signer("us-east", role=role).say(award(), "eu-west")
+    assert refused(lambda: regions.hear(said)) is Code.ROLE_DENIED
+
+
+def test_a21_for_somebody_else_or_of_another_kind(regions: Regions) -> None:
+    said = regions.signer("us-east").say(award(), "eu-west")
+    assert refused(lambda: regions.hear(said, to="ap-south")) is Code.REGION_MISMATCH
+    assert refused(lambda: regions.hear(said, kind=Notice)) is Code.MESSAGE_INVALID
+    said.kind = "notice"
+    assert refused(lambda: regions.hear(said, kind=Notice)) is Code.SIGNATURE_INVALID
+    said.kind, said.to = "award", "ap-south"
+    assert refused(lambda: regions.hear(said, to="ap-south")) is Code.SIGNATURE_INVALID
+
+
+def test_a21_changed_on_the_way(regions: Regions) -> None:
+    said = regions.signer("us-east").say(award(), "eu-west")
+    changed = federation_pb2.Award.FromString(said.content)
+    changed.term_s *= 100
+    said.content = changed.SerializeToString()
+    assert refused(lambda: regions.hear(said)) is Code.SIGNATURE_INVALID
+
+
+def test_a21_with_anothers_certificate_beside_it(regions: Regions) -> None:
+    theirs = regions.signer("us-east").say(award(), "eu-west")
+    said = regions.signer("mallory", named="us-east").say(award(), "eu-west")
+    said.certificate = theirs.certificate
+    assert refused(lambda: regions.hear(said)) is Code.SIGNATURE_INVALID
+
+
+def test_a_certificate_that_ended_or_cannot_be_read(regions: Regions) -> None:
+    said = regions.signer("us-east", valid_s=-60.0).say(award(), "eu-west")
+    assert refused(lambda: regions.hear(said)) is Code.CERT_EXPIRED
+    said.certificate = b"no certificate"
+    assert refused(lambda: regions.hear(said)) is Code.CERT_UNTRUSTED
+
+
+def test_bytes_that_are_no_message_though_signed(regions: Regions) -> None:
+    said = regions.signer("us-east").say_bytes("award", b"\xff\xff", "eu-west")
+    assert refused(lambda: regions.hear(said)) is Code.MESSAGE_INVALID
+
+
+def test_a_signer_shows_its_leaf_alone(regions: Regions) -> None:
+    said = regions.signer("us-east").say(award(), "eu-west")
+    shown = x509.load_der_x509_certificate(said.certificate)
+    assert shown.public_bytes(serialization.Encoding.DER) == said.certificate
