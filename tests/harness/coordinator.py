@@ -28,6 +28,8 @@ class Coordinator:
     """link, enrol, metrics: addresses of the running process; the same after a restart."""
 
     folder: Path
+    region: str = REGION
+    role: str = "region"
     process: subprocess.Popen[str] | None = None
     link: str = "127.0.0.1:0"
     enrol: str = "127.0.0.1:0"
@@ -57,8 +59,9 @@ class Coordinator:
     def _start(self, flags: Sequence[str], deadline_s: float) -> int | None:
         """None when it listens, else its exit status."""
         command = [
-            str(Path(sys.executable).with_name("shoal-coordinator")), "run", "--region", REGION,
-            "--data-dir", str(self.data), "--link", self.link, "--enrol", self.enrol, "--metrics", self.metrics, *flags,
+            str(Path(sys.executable).with_name("shoal-coordinator")), "run",
+            "--role", self.role, "--region", self.region, "--data-dir", str(self.data),
+            "--link", self.link, "--enrol", self.enrol, "--metrics", self.metrics, *flags,
         ]  # fmt: skip
         out = (self.folder / "ready.json").open("w")
         with out, self.log.open("a") as log:
@@ -79,7 +82,7 @@ class Coordinator:
 
     def authority(self) -> FileAuthority:
         """The region's own CA, for certificates that no command would make."""
-        return FileAuthority.open(self.data / "ca", REGION, wall=SystemClock().wall(), may_create=False)
+        return FileAuthority.open(self.data / "ca", self.region, wall=SystemClock().wall(), may_create=False)
 
     def certificate(self, role: Role, name: str, *, valid_s: float = 600.0, wall: Wall | None = None) -> Enrolled:
         """Valid for `valid_s` from now (or from `wall`)."""
@@ -92,8 +95,8 @@ def credentials(enrolled: Enrolled, *, ca: bytes | None = None) -> grpc.ChannelC
 
 
 def channel(address: str, enrolled: Enrolled, *, ca: bytes | None = None, max_bytes: int = LINK_BYTES) -> grpc.Channel:
-    """Its caller is `enrolled`; it checks that the server is the region's coordinator."""
-    options = channel_options(max_bytes, server_name=dns_of(REGION, Role.COORDINATOR, "coordinator"))
+    """Its caller is `enrolled`; it checks that the server is the coordinator of that region."""
+    options = channel_options(max_bytes, server_name=dns_of(enrolled.region, Role.COORDINATOR, "coordinator"))
     return grpc.secure_channel(address, credentials(enrolled, ca=ca), options)
 
 

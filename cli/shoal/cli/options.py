@@ -24,6 +24,7 @@ SINGULAR = {
     "regions": "region",
     "tokens": "token",
     "events": "event",
+    "agreements": "agreement",
 }
 """The kinds of things, as listings name them and as one of them is called."""
 

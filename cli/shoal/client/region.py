@@ -158,6 +158,19 @@ class Region:
         request = operator_pb2.SetSignalRequest(name=name, value=value)
         return self._call(self._operator.SetSignal, request).signal  # type: ignore[no-any-return]
 
+    def join_federation(self, address: str, token: str) -> operator_pb2.FederationView:
+        """address: where the federation redeems tokens."""
+        request = operator_pb2.JoinFederationRequest(address=address, token=token)
+        return self._call(self._operator.JoinFederation, request).federation  # type: ignore[no-any-return]
+
+    def leave_federation(self, *, forget: bool = False) -> None:
+        self._call(self._operator.LeaveFederation, operator_pb2.LeaveFederationRequest(forget=forget))
+
+    def federation(self) -> operator_pb2.FederationView | None:
+        """None where the region is in none."""
+        reply = self._call(self._operator.GetFederation, operator_pb2.GetFederationRequest())
+        return reply.federation if reply.HasField("federation") else None
+
     def models(self, name: str = "") -> tuple[artifacts_pb2.Model, ...]:
         request = artifacts_pb2.ListModelsRequest(name=name)
         return tuple(self._call(self._artifacts.List, request).models)

@@ -10,17 +10,19 @@ from shoal.types.units import DURATION, parse_quantity
 
 @click.group()
 def token() -> None:
-    """One-time join tokens, and bearer tokens for a tenant's clients."""
+    """One-time join tokens, and bearer tokens for a tenant's clients; at a federation, tokens for regions."""
 
 
 @token.command()
 @click.option(
     "--role",
-    type=click.Choice(["agent", "gateway", "operator", "viewer", "tenant", "bearer"]),
+    type=click.Choice(["agent", "gateway", "operator", "viewer", "tenant", "bearer", "region"]),
     default="agent",
     show_default=True,
 )
-@click.option("--name", default="", help="Bind it to this node, operator or tenant. [default: open, but for tenants]")
+@click.option(
+    "--name", default="", help="Bind it to this node, operator, tenant or region. [default: open, but for tenants]"
+)
 @click.option("--valid", default="1h", show_default=True, help="How long it may be used.")
 @connection
 @output

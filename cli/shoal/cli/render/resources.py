@@ -28,6 +28,7 @@ def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]
         "regions": reply.regions,
         "tokens": reply.tokens,
         "events": reply.events,
+        "agreements": reply.agreements,
     }[kind]
 
 
@@ -263,6 +264,20 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("MADE BY", lambda row: row.created_by or "-"),
     ),
 }
+_COLUMNS["agreements"] = (
+    ("AGREEMENT", lambda row: row.agreement),
+    ("SIDE", lambda row: row.side),
+    ("REGION", lambda row: row.counterpart),
+    ("WORKLOAD", lambda row: f"{row.workload.tenant}/{row.workload.name}"),
+    ("STATE", lambda row: row.state),
+    ("SERVICE", lambda row: row.service or "-"),
+    ("PROMISED P95", lambda row: show_seconds(row.offer.latency_p95_s) if row.offer.id else "-"),
+    ("PRICE", lambda row: show_usd_per_hour(row.offer.cost) if row.offer.id else "-"),
+    ("REASON", lambda row: reason(row.reason)),
+    ("+LEASE", lambda row: show_seconds(row.lease_s) if row.lease_s else "-"),
+    ("+MODEL", lambda row: row.offer.model[:19]),
+    ("+REPLICAS", lambda row: str(row.offer.replicas)),
+)
 _DOCUMENT: Final[tuple[Column, ...]] = (
     ("NAME", lambda row: row.name),
     ("REVISION", lambda row: str(row.revision)),

@@ -1,0 +1,153 @@
+"""`shoal federation`: regions that trade placements."""
+
+import math
+from collections.abc import Sequence
+
+import click
+
+from shoal.cli.options import connected, connection, output
+from shoal.cli.render.data import as_data
+from shoal.cli.render.output import emit, line, table
+from shoal.cli.render.resources import reason, rows_of, show, when
+from shoal.types.codes import Code, refuse
+from shoal.types.units import show_bytes, show_seconds
+from shoal.v1 import federation_pb2, operator_pb2
+
+BIDS = ("offered", "countered", "declined", "awarded", "granted", "released", "expired")
+"""What is told of a bid, until it is an agreement or gone."""
+
+
+@click.group()
+def federation() -> None:
+    """Join a federation of regions, see who is in it, and what was asked, bid, awarded and delivered."""
+
+
+@federation.command()
+@click.option("--federation", "address", required=True, metavar="HOST:PORT", help="Where it redeems tokens (--enrol).")
+@click.option(
+    "--token",
+    required=True,
+    envvar="SHOAL_TOKEN",
+    help="Of `shoal token create --role region` at the federation; better by SHOAL_TOKEN.",
+)
+@connection
+@output
+def join(address: str, token: str, context: str, region: str, output: str) -> None:
+    """Make this region a member.
+
+    Its CAs and the address of its port for peers (`shoal-coordinator run --peers`) are given to the federation, and
+    those of the other members are trusted from then on, for what peers may ask and for nothing else. Whom it works for
+    its Region document says (`spec.trade`), and what may run elsewhere each policy (`spec.federation`).
+    """
+    with connected(context, region) as api:
+        joined = api.join_federation(address, token)
+    if output in ("json", "yaml"):
+        emit(as_data(joined), output)
+    else:
+        others = len(joined.members) - 1
+        line(f"joined {joined.federation} at {joined.address}: {others} other region{'s' if others != 1 else ''}")
+
+
+@federation.command()
+@click.option("--forget", is_flag=True, help="Also where the federation does not answer; it then lists the region on.")
+@connection
+def leave(forget: bool, context: str, region: str) -> None:
+    """End the region's membership. Agreements that it has end with it: nobody is trusted any more."""
+    with connected(context, region) as api:
+        api.leave_federation(forget=forget)
+    line("left")
+
+
+@federation.command()
+@connection
+@output
+def regions(context: str, region: str, output: str) -> None:
+    """Who is in the federation, at what distance, and what they have free."""
+    with connected(context, region) as api:
+        found = api.federation()
+    if found is None:
+        raise refuse(
+            Code.NOT_FOUND, "this region is in no federation", "a member of one", "join one: shoal federation join"
+        )
+    if output in ("json", "yaml"):
+        emit(as_data(found), output)
+        return
+    said = f"answered {when(found.heard_at)}" if found.heard_at else f"joined {when(found.joined_at)}"
+    line(f"{found.federation} at {found.address}, {reason(found.reason) if found.HasField('reason') else said}")
+    table(
+        ["REGION", "DISTANCE", "TRUST", "RESIDENCY", "FREE", "DEVICES", "ADDRESS"],
+        [_row(member) for member in found.members],
+    )
+    if output == "wide":
+        table(
+            ["REGION", "CLASS", "RUNTIME", "DEVICES", "FREE", "PRECISIONS", "PRICE", "J/TFLOP", "MEASURED"],
+            [_class_row(member.region, each) for member in found.members for each in member.classes],
+        )
+
+
+@federation.command()
+@connection
+@output
+def bids(context: str, region: str, output: str) -> None:
+    """Who asked, who bid what, who won and why: the ledger up to the agreements."""
+    with connected(context, region) as api:
+        entries = [entry for entry in api.get("ledger").ledger if entry.what in BIDS]
+    _show_entries(entries, output)
+
+
+@federation.command()
+@click.argument("name", metavar="[AGREEMENT]", default="")
+@connection
+@output
+def agreements(name: str, context: str, region: str, output: str) -> None:
+    """What this region has run elsewhere, and runs for others."""
+    with connected(context, region) as api:
+        found = rows_of(api, "agreements", name, "")
+    if output in ("json", "yaml"):
+        emit([as_data(message) for message in found], output)
+    else:
+        show("agreements", found, wide=output == "wide")
+
+
+@federation.command()
+@click.argument("name", metavar="[AGREEMENT]", default="")
+@connection
+@output
+def ledger(name: str, context: str, region: str, output: str) -> None:
+    """Every transition of every agreement, as this region wrote it down.
+
+    At a federation: its copy of what the region AGREEMENT wrote down."""
+    with connected(context, region) as api:
+        entries = list(api.get("ledger", name).ledger)
+    _show_entries(entries, output)
+
+
+def _show_entries(entries: Sequence[federation_pb2.LedgerEntry], output: str) -> None:
+    if output in ("json", "yaml"):
+        emit([as_data(entry) for entry in entries], output)
+        return
+    table(
+        ["#", "AT", "WHAT", "REGION", "WORKLOAD", "AGREEMENT", "CODE", "TERMS"],
+        [
+            [
+                *(str(each.sequence), when(each.at), each.what, each.counterpart, each.workload),
+                *(each.agreement, each.code or "-", each.terms or "-"),
+            ]
+            for each in entries
+        ],
+    )
+
+
+def _row(member: operator_pb2.MemberView) -> list[str]:
+    free = show_bytes(sum(each.free_bytes for each in member.classes)) if member.advertises else "-"
+    devices = str(sum(each.devices for each in member.classes)) if member.advertises else "-"
+    distance = "-" if math.isnan(member.rtt_s) else show_seconds(member.rtt_s)
+    return [member.region, distance, f"{member.trust:.2f}", member.residency or "-", free, devices, member.address]
+
+
+def _class_row(region: str, each: federation_pb2.CapacityClass) -> list[str]:
+    joules = "-" if math.isnan(each.joules_per_tflop) else f"{each.joules_per_tflop:.3g}"
+    return [
+        *(region, each.device_class, each.runtime, str(each.devices), show_bytes(each.free_bytes)),
+        *(" ".join(each.precisions) or "-", f"{each.cost_usd_per_h:.4g} USD/h", joules, f"{each.confidence:.0%}"),
+    ]
