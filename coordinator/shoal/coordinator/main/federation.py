@@ -61,7 +61,7 @@ async def run(config: Config) -> None:
         if store.recovery is not None:
             log.critical("store restored from a copy", refusal=str(store.recovery))
         known = bool(await store.scan("", limit=1))
-        authority = FileAuthority.open(config.data_dir / "ca", name, wall=clock.wall(), may_create=not known)
+        authority = FileAuthority.open(config.shared_dir / "ca", name, wall=clock.wall(), may_create=not known)
         # Operators' tools ask for a coordinator, whatever it coordinates.
         hosts = (config.advertise, *dialled(config.link, config.enrol), dns_of(name, Role.COORDINATOR, NAME))
         identity = ServerIdentity(

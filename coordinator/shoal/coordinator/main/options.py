@@ -38,8 +38,8 @@ class Config:
 
     models: where agents that come by the broker fetch models. signals_dir: feeds of price and carbon that are files.
     signal_hosts: those that a feed's URL may name although they are inside this network. peers: where other regions
-    call. advertise: the host that agents and operators dial. links, enrols: of all coordinators of the region, separated by commas; empty: this one's.
-    shared_dir: CA and models, which they all see."""
+    call. advertise: the host that agents, operators and peers dial. links, enrols: of all coordinators of the region,
+    separated by commas; empty: this one's. shared_dir: CA and models, which they all see."""
 
     region: str
     data_dir: Path
