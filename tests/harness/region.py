@@ -125,14 +125,25 @@ class World:
     ids: CountingIds
 
     @classmethod
-    async def open(cls, folder: Path, before: "World | None" = None, *, signals: Signals | None = None) -> "World":
-        """before: the same machine earlier; its clock, models and names go on. signals: feeds that it can read."""
+    async def open(
+        cls,
+        folder: Path,
+        before: "World | None" = None,
+        *,
+        signals: Signals | None = None,
+        name: str = "eu",
+        clock: ManualClock | None = None,
+    ) -> "World":
+        """before: the same machine earlier; its clock, models and names go on. signals: feeds that it can read.
+        clock: of another region's world."""
         store = await SqliteStore.open(folder, reserve_bytes=0)
         sent = Sent()
         clock, models, ids = (
-            (before.clock, before.models, before.ids) if before else (ManualClock(), KnownModels(), CountingIds())
+            (before.clock, before.models, before.ids)
+            if before
+            else (clock or ManualClock(), KnownModels(), CountingIds())
         )
-        region = Region(store, sent, models, models, clock, ids, RegionConfig("eu"), signals=signals)
+        region = Region(store, sent, models, models, clock, ids, RegionConfig(name), signals=signals)
         await region.start()
         return cls(region, store, sent, clock, models, ids)
 
@@ -170,7 +181,8 @@ class Agent:
         )
         devices = (cpu,) if self.role is Role.AGENT else ()
         return Node(
-            self.name, "eu", self.role, {}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34), devices,
+            self.name, self.world.region.config.name, self.role, {}, "0", "linux", "x86_64", Bytes(2**34), Bytes(2**34),
+            devices,
             f"{self.name}:1", f"{self.name}:2", f"{self.name}:3", f"{self.name}:4", self.boot,
         )  # fmt: skip
 
