@@ -1,6 +1,7 @@
 """One suite for every way in which a feed of price or carbon comes."""
 
 import asyncio
+import gzip
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -158,6 +159,13 @@ async def test_no_file_outside_the_folder(name: str, tmp_path: Path) -> None:
     assert await refused(sources.read(CARBON, name)) == Code.SOURCE_DENIED
 
 
+@pytest.mark.parametrize("name", ["loop", "no/such", "9" * 300, "."])
+async def test_what_is_no_file_is_coded(name: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    sources = Sources(FeedFiles(tmp_path), FeedUrls(), CLOCK)
+    assert await refused(sources.read(CARBON, name)) in (Code.SOURCE_UNREACHABLE, Code.SOURCE_DENIED)
+
+
 async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "carbon")
     sources = Sources(FeedFiles(tmp_path), FeedUrls(), CLOCK)
@@ -177,6 +185,15 @@ async def test_no_url_leads_inside(url: str, tmp_path: Path) -> None:
     """A26, of feeds: refused by the address that would be dialled, before anything is sent."""
     sources = Sources(FeedFiles(tmp_path), FeedUrls(["feeds.internal"]), CLOCK)
     assert await refused(sources.read(CARBON, url)) == Code.SOURCE_DENIED
+
+
+async def test_what_is_packed_is_not_unpacked(tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=gzip.compress(b"5 gCO2/kWh"), headers={"Content-Encoding": "gzip"})
+
+    async with served(tmp_path, answer) as feed:
+        assert await refused(feed.read()) == Code.SIGNAL_INVALID
 
 
 async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ restart finds an operator's word, the last value that was told, and what was sai
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -111,24 +111,29 @@ class SignalsController:
         return True
 
     async def run(self) -> None:
-        """Follows every feed, for ever. Each on its own: a server that is slow keeps no file from being read."""
+        """Follows every feed, for ever. Each on its own: a source that hangs keeps no other from being read, and nobody
+        from being told that its value is old."""
         async with asyncio.TaskGroup() as group:
             for name in SignalName:
-                group.create_task(self._follow(name))
+                group.create_task(self._every_look(self._read_if_due, name))
+                group.create_task(self._every_look(self._tell, name))
 
     async def look(self, name: SignalName) -> None:
         """Reads the source if that is due, and tells what is new."""
+        await self._read_if_due(name)
+        await self._tell(name)
+
+    async def _every_look(self, work: Callable[[SignalName], Awaitable[None]], name: SignalName) -> None:
+        while True:
+            await work(name)
+            await self._clock.sleep(LOOK_S)
+
+    async def _read_if_due(self, name: SignalName) -> None:
         feed, rule = self._feeds[name], self._catalog().rules(self._region).get(name)
         if rule is None or not rule.source:
             feed.due, feed.refused, feed.told_refusal = None, None, ""
         elif feed.due is None or self._clock.now() >= feed.due or feed.source != rule.source:
             await self._read(name, feed, rule)
-        await self._tell(name)
-
-    async def _follow(self, name: SignalName) -> None:
-        while True:
-            await self.look(name)
-            await self._clock.sleep(LOOK_S)
 
     async def _read(self, name: SignalName, feed: _Feed, rule: Rule) -> None:
         try:

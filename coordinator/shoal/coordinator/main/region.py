@@ -326,10 +326,10 @@ async def _lead(
     reached = {"mqtt": mqtt, "models": str(Address(config.advertise, models_port))} if mqtt_links else {}
     process.say(identity, **reached, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
     tasks = [
-        asyncio.create_task(_keep_running(region)),
+        asyncio.create_task(_keep_running(region.run)),
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(members.run()),
-        asyncio.create_task(region.signals.run()),
+        asyncio.create_task(_keep_running(region.signals.run)),
         asyncio.create_task(trading.run()),
         asyncio.create_task(refresh(turned)),
     ]
@@ -424,11 +424,11 @@ def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identi
     return identity_of_certificate(certificate)
 
 
-async def _keep_running(region: Region) -> None:
+async def _keep_running(run: Callable[[], Awaitable[None]]) -> None:
     """An unforeseen error in a step must not take the API away, by which it can be mended."""
     while True:
         try:
-            await region.run()
+            await run()
             return
         except Exception:
             log.exception("a step failed unforeseen; it is tried again")
@@ -440,10 +440,13 @@ def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks]) -> Gauges:
     for state in region.fleet.fleet.nodes.values():
         label = (("liveness", str(state.liveness)),)
         nodes[label] = nodes.get(label, 0.0) + 1
+    signals = region.signals.now()
     return {
         "sessions": {(): float(sum(link.connected for link in links))},
         "nodes": nodes,
         "workloads": {(): float(len(region.workloads.intents))},
         "waits": {(): float(len(region.workloads.waits))},
         "store_writable": {(): float(region.store_refusal is None)},
+        "signal": {(("signal", name),): signal.value for name, signal in signals.items()},
+        "signal_stale": {(("signal", name),): float(signal.stale) for name, signal in signals.items()},
     }

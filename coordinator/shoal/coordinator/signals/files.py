@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shoal.coordinator.controllers.finish import finish
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Wall
 
@@ -33,29 +32,30 @@ class FeedFiles:
         """`known` itself where the file is still that. name: a path inside the folder.
 
         Raises ShoalError(SOURCE_DENIED | SOURCE_UNREACHABLE)."""
-        return await finish(asyncio.to_thread(self._read, name, known))
+        return await asyncio.to_thread(self._read, name, known)
 
     def _read(self, name: str, known: FileText | None) -> FileText:
-        folder = self._folder.resolve()
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder):
-            raise self._denied(f"{name:.120} lies outside {folder}")
         try:
+            folder = self._folder.resolve()
+            path = (folder / name).resolve()
+            if not path.is_relative_to(folder):
+                raise self._denied(f"{name:.120} lies outside {folder}")
             # Not to wait for a pipe's writer; what is no plain file is refused below.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as cause:
-            raise unreachable(f"{name:.120} in {folder}: {cause.strerror}") from cause
-        try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise self._denied(f"{name:.120} is no plain file")
-            version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-            if known is not None and known.version == version:
-                return known
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(MOST_BYTES + 1)
-        finally:
-            os.close(descriptor)
+            try:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode):
+                    raise self._denied(f"{name:.120} is no plain file")
+                version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+                if known is not None and known.version == version:
+                    return known
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    data = file.read(MOST_BYTES + 1)
+            finally:
+                os.close(descriptor)
+        except (OSError, RuntimeError) as cause:  # a RuntimeError: links that lead to each other
+            why = cause.strerror if isinstance(cause, OSError) else "links without end"
+            raise unreachable(f"{name:.120} in {self._folder}: {why}") from cause
         return FileText(decoded(data, name), version, Wall(found.st_mtime))
 
     def _denied(self, found: str) -> ShoalError:

@@ -44,7 +44,11 @@ class FeedUrls:
         try:
             async with (
                 aiohttp.ClientSession(
-                    connector=connector, timeout=limit, cookie_jar=aiohttp.DummyCookieJar()
+                    connector=connector,
+                    timeout=limit,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    headers={"Accept-Encoding": "identity"},
+                    auto_decompress=False,  # a bomb stays small
                 ) as session,
                 session.get(url, allow_redirects=False) as answer,
             ):
@@ -59,7 +63,7 @@ class FeedUrls:
             raise unreachable(f"{source:.200} took more than {TIMEOUT_S:g}s") from cause
         except aiohttp.InvalidURL as cause:
             raise _denied(f"{source:.200}", "a URL", "correct it") from cause
-        except aiohttp.ClientError as cause:
+        except (aiohttp.ClientError, OSError, ValueError) as cause:
             raise unreachable(f"{source:.200}: {type(cause).__name__}: {cause!s:.120}") from cause
 
     def _checked(self, source: str) -> URL:

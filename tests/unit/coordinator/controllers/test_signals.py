@@ -1,12 +1,15 @@
 """Price and carbon in a region: what plans read, what events say, what a restart finds."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from harness.region import DOCUMENTS, Agent, ManualClock, World
+from harness.wait import until
 from shoal.coordinator.controllers.doctor import examine
 from shoal.coordinator.core.placement.model import WorkloadPlan
 from shoal.coordinator.core.signals.model import Reading, SignalName
@@ -26,9 +29,12 @@ class Said:
     clock: ManualClock | None = None
     sources: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    hangs: set[str] = field(default_factory=set)
 
     async def read(self, name: SignalName, source: str) -> tuple[Reading, ...]:
         self.asked.append(source)
+        if source in self.hangs:
+            await asyncio.Event().wait()
         if source not in self.sources:
             raise refuse(Code.SOURCE_UNREACHABLE, f"{source} is not there", "a feed", "mend it")
         return self.sources[source]
@@ -263,3 +269,36 @@ async def test_what_the_store_does_not_take_is_told_later(
     assert await codes(world) == []
     await look(world)
     assert await codes(world) == ["SIGNAL_CHANGED"]
+
+
+async def test_a_source_that_hangs_keeps_nobody_from_being_told(
+    world: World, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price's server never answers: the carbon's file is read all the same, and the price's age is told."""
+    said.say("./c.csv", 100.0)
+    said.say("https://a/", 1.0)
+    await apply(world, region("{price: {source: 'https://a/', stale_after: 10m}, carbon: {source: ./c.csv}}"))
+    await look(world)
+    world.clock.advance(700.0)
+    said.hangs.add("https://a/")
+    said.say("./c.csv", 200.0)
+
+    async def a_moment(seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+    monkeypatch.setattr(world.clock, "sleep", a_moment)
+    running = asyncio.create_task(world.region.signals.run())
+    try:
+
+        async def both() -> bool:
+            return (await codes(world)).count("SIGNAL_STALE") == 1 and any(
+                "200 g" in text for _, text in await told(world)
+            )
+
+        await until(both, 10.0, "the age of one, the change of the other")
+        assert said.asked.count("https://a/") == 2
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
