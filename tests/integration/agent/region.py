@@ -19,7 +19,17 @@ from harness import samples
 from harness.oip import GrpcClient
 from harness.pki import Authority, Files
 from harness.wait import until, wait_until
-from shoal.types.assignment import Assignment, Credential, DesiredSet, Observed, Phase, Status, Version
+from shoal.types.assignment import (
+    Assignment,
+    Credential,
+    Crossing,
+    DesiredSet,
+    Observed,
+    PeerTrust,
+    Phase,
+    Status,
+    Version,
+)
 from shoal.types.device import Role
 from shoal.types.link import Hello, NodeEvent, NodeEvents, Receipts, ToAgent, Welcome
 from shoal.types.receipt import SignedReceipt
@@ -54,6 +64,7 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
         self.receipts: tuple[SignedReceipt, ...] = ()
         self.fetched: list[tuple[str, int]] = []
         self.front_ready = False
+        self.crossings: tuple[Crossing, ...] = ()
         self.port = 0
         self._outbox: asyncio.Queue[ToAgent] | None = None
         self._server: grpc.aio.Server | None = None
@@ -77,16 +88,24 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
             await self._server.stop(0)
             self._server = None
 
-    def want(self, *assignments: Assignment, generation: int, credentials: tuple[Credential, ...] = ()) -> None:
-        """Desired from now on, with a route to each; told at once when the node is connected."""
+    def want(
+        self,
+        *assignments: Assignment,
+        generation: int,
+        credentials: tuple[Credential, ...] = (),
+        routes: tuple[Route, ...] = (),
+        peers: tuple[PeerTrust, ...] = (),
+    ) -> None:
+        """Desired from now on, with a route to each and `routes` besides; told at once when the node is connected."""
         self.desired = DesiredSet(
             node=NODE,
             version=Version(self.history, self.term, generation),
             assignments=assignments,
-            routes=tuple(_route(asked, generation) for asked in assignments),
+            routes=(*(_route(asked, generation) for asked in assignments), *routes),
             pins=(),
             credentials=credentials,
             heartbeat_s=Seconds(0.5),
+            peers=peers,
         )
         if self._outbox is not None:
             self._outbox.put_nowait(self.desired)
@@ -138,6 +157,7 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
         self.version = status.version
         self.stamps.append(status.taken_at)
         self.front_ready = status.front_ready
+        self.crossings = status.crossings
 
     async def Push(self, request_iterator: object, context: Any) -> artifacts_pb2.PushReply:
         raise NotImplementedError("operators only")

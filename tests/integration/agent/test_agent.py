@@ -25,9 +25,12 @@ from harness.pki import Authority
 from harness.report import record
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.types.assignment import Phase, Version
+from shoal.types.agreement import GUESTS
+from shoal.types.assignment import PeerTrust, Phase, Version
 from shoal.types.codes import Code
 from shoal.types.device import Role
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.workload import WorkloadKey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -134,6 +137,44 @@ async def test_joins_measures_itself_and_serves_a_real_model(scene: Scene) -> No
     assert scene.coordinator.front_ready
     assert scene.coordinator.fetched == [(scene.digest, 0)]
     assert await scene.infer(scene.client()) == scene.right
+
+
+async def test_what_another_region_may_call_is_in_the_desired_set_and_what_it_called_in_the_status(
+    scene: Scene, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "other", "other", SystemClock().wall())
+    gateway = other.issue(Role.GATEWAY, "g1")
+    client = GrpcClient(scene.machine.port("grpc"), scene.machine.authority.certificate.read_bytes(), gateway)
+    scene.clients.append(client)
+    said = {"shoal-hop": "1", "shoal-agreement": "ag-1"}
+
+    async def asks() -> str:
+        try:
+            answer = await client.infer("theirs", [scene.input], said=said, timeout=5.0)
+        except Failed as error:
+            return error.code
+        assert answer.outputs[0].raw == scene.right
+        return "answered"
+
+    async def is_told(expected: str) -> bool:
+        return await asks() == expected
+
+    assert await asks() == "", "nobody's certificate, as yet"
+    here = Endpoint(ONE, NODE, EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
+    guests = (Route(WorkloadKey(GUESTS, "ag-1"), 1, (here,)),)
+    trust = PeerTrust("other", (other.certificate.read_text(),), ("g1",), ("ag-1",))
+    scene.generation += 1
+    scene.coordinator.want(scene.asked(ONE), generation=scene.generation, routes=guests, peers=(trust,))
+    await until(lambda: is_told("answered"), 10, "the other region to be served")
+    await until(lambda: scene.coordinator.crossings, 10, "the crossing to be reported")
+    (crossing,) = scene.coordinator.crossings
+    assert (crossing.agreement, crossing.region, crossing.requests, crossing.errors) == ("ag-1", "other", 1, 0)
+    assert 0 < crossing.latency_p95_s < 10
+    scene.want(scene.asked(ONE))
+    loop = asyncio.get_running_loop()
+    ended = loop.time()
+    await until(lambda: is_told(Code.REGION_MISMATCH), 10, "the open connection to be refused", every_s=0.05)
+    print(f"refused {loop.time() - ended:.3f} s after the desired set was sent")
 
 
 async def test_what_is_served_is_counted_and_told(scene: Scene) -> None:
