@@ -1,0 +1,549 @@
+"""Bids and agreements over a real store: what is answered is written, what is repeated is answered alike, what ends is
+free, and what a crash leaves is taken up."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.coordinator.core.negotiation.trades import award, notice, renewal, solicitation
+
+from harness.region import DIGEST, DOCUMENTS, Agent, World
+from harness.wait import until
+from shoal.coordinator.controllers.bids import DEALS, BidsController
+from shoal.coordinator.controllers.catalog import DocumentKey
+from shoal.coordinator.controllers.ledger import Ledger
+from shoal.coordinator.controllers.region import NoMeter
+from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, Stopping
+from shoal.coordinator.core.workloads.invariants import check
+from shoal.coordinator.ports import Heard, Transaction
+from shoal.types.agreement import GUESTS, Grant, Notice, Release, Service
+from shoal.types.chain import first_broken
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.offer import Decline, Offer
+from shoal.types.units import Seconds
+from shoal.types.workload import WorkloadKey
+from shoal.wire.identity import check_name
+
+ORIGIN = "us-east"
+TRADE = [
+    (
+        "r.yaml",
+        """apiVersion: shoal/v1
+kind: Region
+metadata: {name: eu}
+spec: {location: {residency: eu}, trade: [{with: "us-*", hold_share: 90%}]}
+""",
+    )
+]
+GUEST = WorkloadKey(GUESTS, "g-1")
+
+
+@dataclass
+class Elsewhere:
+    """ports.Peers and the origin's side, as far as a delegate meets them. failures: calls that are lost first."""
+
+    fetched: list[tuple[str, str, str]] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    lent: list[str] = field(default_factory=list)
+    noticed_here: list[Notice] = field(default_factory=list)
+    failures: int = 0
+
+    def _fails(self) -> None:
+        if self.failures > 0:
+            self.failures -= 1
+            raise ShoalError(Refusal(Code.PEER_UNREACHABLE))
+
+    async def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
+        self.fetched.append((region, agreement, digest))
+        self._fails()
+        yield b"x" * 1000
+
+    async def notify(self, region: str, what: Notice) -> None:
+        self._fails()
+        self.notices.append(what)
+
+    async def noticed(self, heard: Heard[Notice]) -> None:
+        self.noticed_here.append(heard.what)
+
+    async def lend(self, region: str, agreement: str, digest: str) -> None:
+        self.lent.append(agreement)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a delegate does not call {name}")
+
+
+@dataclass
+class Delegate:
+    """Region `eu` with one node, which `us-east` asks."""
+
+    world: World
+    ledger: Ledger
+    bids: BidsController
+    elsewhere: Elsewhere
+
+    @classmethod
+    async def open(cls, world: World) -> "Delegate":
+        elsewhere = Elsewhere()
+        region = world.region
+        ledger = Ledger(world.store, region.truth, world.clock)
+        bids = BidsController(
+            "eu", world.store, ledger, region.workloads, region.models, lambda: region.fleet.fleet, world.clock,
+            world.ids, NoMeter(), peers=elsewhere, origin=elsewhere, roots=lambda _: ("root",),
+            changed=lambda: None,
+        )  # fmt: skip
+        await ledger.start()
+        await bids.start()
+        return cls(world, ledger, bids, elsewhere)
+
+    async def ask(self, name: str = "s-1", **changes: Any) -> Any:
+        return await self.bids.bid(heard(solicitation(name, models=(await self.profile(),), **changes)))
+
+    async def profile(self) -> Any:
+        return await self.world.models.inspect("", DIGEST)
+
+    async def grant(self, agreement: str = "g-1", name: str = "s-1") -> Grant:
+        offer = await self.ask(name)
+        assert isinstance(offer, Offer)
+        return await self.bids.awarded(heard(award(agreement, offer.id, solicitation=name)))
+
+    async def later(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+        await self.bids.tick()
+
+    async def fetched(self) -> None:
+        """The model is here."""
+        await self.bids.tick()
+        await until(lambda: DIGEST in self.world.region.workloads.catalog.models, 5.0, "the model to be here")
+
+    async def written(self) -> list[tuple[str, str]]:
+        entries = await self.ledger.past(0)
+        assert first_broken(entries, self.ledger.head) is None
+        return [(each.what, each.agreement) for each in entries]
+
+    @property
+    def kept(self) -> int:
+        return sum(each.memory_bytes for each in self.world.region.workloads.kept_room)
+
+    def state(self, offer: str) -> Any:
+        return self.bids.states[offer]
+
+
+def heard(what: Any, by: str = ORIGIN) -> Heard[Any]:
+    return Heard(by, what, b"said")
+
+
+def refused(code: Code) -> Any:
+    return pytest.raises(ShoalError, match=code)
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Delegate]:
+    world = await World.open(tmp_path / "first")
+    assert not (await world.region.workloads.apply(TRADE, {}, "", "test")).planned.problems
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    await world.step()
+    opened = await Delegate.open(world)
+    yield opened
+    opened.bids.stop()
+    await world.store.close()
+
+
+async def test_an_offer_holds_room_that_is_written_before_it_is_told(here: Delegate) -> None:
+    offer = await here.ask()
+    assert isinstance(offer, Offer)
+    assert (offer.region, offer.hold_s, offer.residency, offer.cached) == ("eu", 10.0, "eu", False)
+    assert here.kept > 0
+    assert await here.world.store.read(DEALS + offer.id) is not None
+    assert await here.written() == [("offered", offer.id)]
+    assert check(here.world.region.workloads.snapshot()) == ()
+
+
+async def test_the_same_solicitation_again_gets_the_first_answer(here: Delegate) -> None:
+    offer = await here.ask()
+    kept = here.kept
+    here.world.clock.advance(3.0)
+    assert await here.ask() == replace(offer, hold_s=Seconds(7.0))
+    assert here.kept == kept
+    with refused(Code.REPLAYED):
+        await here.ask(replicas=2)
+    await here.later(8.0)
+    gone = await here.ask()
+    assert isinstance(gone, Decline)
+    assert gone.refusal.code is Code.HOLD_EXPIRED
+    assert here.kept == 0
+
+
+async def test_a_hold_is_free_the_moment_it_ends(here: Delegate) -> None:
+    offer = await here.ask()
+    await here.later(9.99)
+    assert here.kept > 0
+    await here.later(0.01)
+    assert here.kept == 0
+    assert isinstance(here.state(offer.id), Gone)
+    assert await here.written() == [("offered", offer.id), ("expired", offer.id)]
+    with refused(Code.HOLD_EXPIRED):
+        await here.bids.awarded(heard(award(bid=offer.id)))
+    assert here.world.region.workloads.intents == ()
+
+
+async def test_an_award_makes_a_guest_that_runs_once_its_model_is_here(here: Delegate) -> None:
+    grant = await here.grant()
+    assert (grant.agreement, grant.region, grant.lease_s) == ("g-1", "eu", 30.0)
+    assert here.kept > 0, "its room is kept while its model is fetched"
+    await here.world.step()
+    assert not here.world.region.workloads.desired["edge-1"].assignments
+    waits = [(wait.workload, wait.code) for wait in here.world.region.workloads.waits]
+    assert waits == [(GUEST, Code.WAITING_FOR_FETCH)]
+    assert check(here.world.region.workloads.snapshot()) == ()
+    await here.fetched()
+    assert here.elsewhere.fetched == [(ORIGIN, "g-1", DIGEST)]
+    await here.world.step()
+    (assignment,) = here.world.region.workloads.desired["edge-1"].assignments
+    assert assignment.workload == GUEST
+    assert here.kept == 0, "from now on its replica is its room"
+    assert check(here.world.region.workloads.snapshot()) == ()
+    assert [what for what, _ in await here.written()] == ["offered", "granted"]
+
+
+async def test_two_agreements_fetch_a_model_once(here: Delegate) -> None:
+    await here.grant("g-1", "s-1")
+    await here.grant("g-2", "s-2")
+    await here.fetched()
+    await here.bids.tick()
+    assert len(here.elsewhere.fetched) == 1
+    await here.world.step()
+    assert len(here.world.region.workloads.desired["edge-1"].assignments) == 2
+
+
+async def test_a_lent_model_is_nobodys_here(here: Delegate) -> None:
+    """No tenant of this region can name it, and it stays while a guest runs it."""
+    await here.grant()
+    await here.fetched()
+    catalog = here.world.region.workloads.catalog
+    assert catalog.digest_of(DIGEST) is None
+    reader = [(DOCUMENTS[0][0], DOCUMENTS[0][1].replace("source: ocr", f"source: {DIGEST!r}"))]
+    planned = here.world.region.workloads.plan(reader, {}, "test")
+    assert [problem.refusal.code for problem in planned.problems] == [Code.MODEL_UNKNOWN]
+    with refused(Code.IN_USE):
+        await here.world.region.models.remove(DIGEST, "test")
+    await here.world.push()
+    assert here.world.region.workloads.catalog.digest_of("ocr") == DIGEST, "pushed here, it is this region's too"
+
+
+async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here: Delegate) -> None:
+    await here.grant()
+    workloads = here.world.region.workloads
+    assert [intent.key for intent in workloads.intents] == [GUEST]
+    assert [key.kind for key in workloads.catalog.documents] == ["Region"]
+    with refused(Code.WORKLOAD_UNKNOWN):
+        await workloads.delete(DocumentKey("Workload", str(GUEST)), "test")
+    named = [("t.yaml", "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: guests}\nspec: {quota: {replicas: 1}}\n")]
+    assert [each.refusal.code for each in workloads.plan(named, {}, "test").problems] == [Code.NAME_INVALID]
+    lodged = [(DOCUMENTS[0][0], DOCUMENTS[0][1].replace("name: reader", "name: reader, tenant: guests"))]
+    assert Code.NAME_INVALID in [each.refusal.code for each in workloads.plan(lodged, {}, "test").problems]
+
+
+async def test_the_same_award_gets_the_same_answer_and_another_is_replayed(here: Delegate) -> None:
+    offer = await here.ask()
+    first = await here.bids.awarded(heard(award(bid=offer.id)))
+    here.world.clock.advance(4.0)
+    again = await here.bids.awarded(heard(award(bid=offer.id)))
+    assert again == replace(first, lease_s=Seconds(26.0))
+    with refused(Code.REPLAYED):
+        await here.bids.awarded(heard(award("g-2", offer.id)))
+    other = await here.ask("s-2")
+    with refused(Code.REPLAYED):
+        await here.bids.awarded(heard(award("g-1", other.id, solicitation="s-2")))
+    assert [what for what, _ in await here.written()].count("granted") == 1
+    assert len(here.world.region.workloads.catalog.guests) == 1
+
+
+async def test_who_did_not_ask_gets_nothing(here: Delegate) -> None:
+    grant = await here.grant()
+    held = await here.ask("s-2")
+    for by in ("us-west", "eu"):
+        with refused(Code.BID_UNKNOWN):
+            await here.bids.awarded(heard(award("g-9", held.id, solicitation="s-2", origin=by), by))
+        with refused(Code.AGREEMENT_UNKNOWN):
+            await here.bids.renewed(heard(renewal(1), by))
+        await here.bids.released(heard(Release("s-2", held.id, by), by))
+        await here.bids.noticed(heard(notice(0.0, by=by), by))
+        with refused(Code.REGION_MISMATCH):
+            await here.bids.awarded(heard(award(bid=held.id, solicitation="s-2"), by))
+        with refused(Code.REGION_MISMATCH):
+            await here.bids.released(heard(Release("s-2", held.id, ORIGIN), by))
+        with refused(Code.REGION_MISMATCH):
+            await here.bids.noticed(heard(notice(0.0), by))
+        with refused(Code.REGION_MISMATCH):
+            await here.bids.bid(heard(solicitation("s-3"), by))
+    assert isinstance(here.state(held.id), Held)
+    assert isinstance(here.state(grant.bid), Granted)
+    assert [each.by for each in here.elsewhere.noticed_here] == ["us-west", "eu"], "they may be about what runs there"
+
+
+async def test_a_release_frees_and_is_acknowledged_as_often_as_it_comes(here: Delegate) -> None:
+    offer = await here.ask()
+    for _ in range(3):
+        await here.bids.released(heard(Release("s-1", offer.id, ORIGIN)))
+    await here.bids.released(heard(Release("s-1", "bid-unknown", ORIGIN)))
+    assert here.kept == 0
+    with refused(Code.HOLD_RELEASED):
+        await here.bids.awarded(heard(award(bid=offer.id)))
+    assert await here.written() == [("offered", offer.id), ("released", offer.id)]
+
+
+async def test_renewals_keep_a_guest_and_are_rarely_written(here: Delegate) -> None:
+    await here.grant()
+    before = len(await here.written())
+    for sequence in range(1, 30):
+        here.world.clock.advance(1.5)
+        await here.bids.tick()
+        answered = await here.bids.renewed(heard(renewal(sequence, ledger_head=f"{sequence:064}")))
+        assert (answered.nonce, answered.lease_s) == (f"n-{sequence}", 30.0)
+    assert len(await here.written()) == before
+    assert answered.ledger_head == here.ledger.head
+    assert here.ledger.heads == {ORIGIN: f"{29:064}"}
+    with refused(Code.REPLAYED):
+        await here.bids.renewed(heard(renewal(3)))
+    here.world.clock.advance(25.0)
+    await here.bids.renewed(heard(renewal(30)))
+    assert (await here.written())[before:] == [("renewed", "g-1")], "after a minute it is told"
+    await here.later(34.9)
+    assert [guest.region for guest in here.world.region.workloads.catalog.guests] == [ORIGIN]
+    await here.later(0.1)
+    assert here.world.region.workloads.catalog.guests == ()
+    assert (await here.written())[-1] == ("breached", "g-1")
+    with refused(Code.AGREEMENT_ENDED):
+        await here.bids.renewed(heard(renewal(31)))
+
+
+async def test_gateways_of_the_origin_follow_its_renewals(here: Delegate) -> None:
+    grant = await here.grant()
+    (trust,) = here.bids.peers
+    assert (trust.region, trust.roots, trust.gateways, trust.agreements) == (ORIGIN, ("root",), ("gw",), ("g-1",))
+    (gateway,) = award().gateways
+    await here.bids.renewed(heard(renewal(1, gateways=(gateway, replace(gateway, name="gw-2")))))
+    assert here.bids.peers[0].gateways == ("gw", "gw-2")
+    await here.bids.released(heard(Release("s-1", grant.bid, ORIGIN)))
+    assert here.bids.peers == ()
+
+
+async def test_how_far_it_is_is_told_as_it_is(here: Delegate) -> None:
+    await here.grant()
+    world = here.world
+
+    async def told(sequence: int) -> Service:
+        return (await here.bids.renewed(heard(renewal(sequence)))).service
+
+    assert await told(1) is Service.STARTING
+    await here.fetched()
+    await world.step()
+    agent = Agent(world, "edge-1")
+    agent.epoch, agent.sequence = 1, 1
+    await agent.obey()
+    await world.step()
+    assert await told(2) is Service.READY
+    agent.observed = ()
+    await agent.report()
+    await world.step()
+    assert await told(3) is Service.SHORT
+    await here.bids.noticed(heard(notice(20.0)))
+    assert await told(4) is Service.STOPPING
+
+
+async def test_a_notice_lets_it_serve_on_until_it_is_not_needed(here: Delegate) -> None:
+    grant = await here.grant()
+    await here.bids.noticed(heard(notice(20.0)))
+    await here.bids.noticed(heard(notice(20.0)))
+    assert isinstance(here.state(grant.bid), Stopping)
+    assert here.world.region.workloads.catalog.guests
+    for _ in range(2):
+        await here.bids.noticed(heard(notice(0.0)))
+    assert here.world.region.workloads.catalog.guests == ()
+    assert (await here.written())[-2:] == [("noticed", "g-1"), ("ended", "g-1")]
+    assert here.elsewhere.noticed_here == []
+    await here.bids.noticed(heard(notice(0.0, agreement="of-another")))
+    assert [each.agreement for each in here.elsewhere.noticed_here] == ["of-another"]
+
+
+async def test_whoever_may_not_trade_any_more_is_given_notice(here: Delegate) -> None:
+    grant = await here.grant()
+    here.elsewhere.failures = 3
+    text = TRADE[0][1].replace("us-*", "asia")
+    assert not (await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")).planned.problems
+    await here.bids.tick()
+    state = here.state(grant.bid)
+    assert isinstance(state, Stopping)
+    assert (state.code, state.by) == (Code.TRADE_DENIED, "eu")
+    await until(lambda: bool(here.elsewhere.notices), 5.0, "the notice to be heard")
+    (told,) = here.elsewhere.notices
+    assert (told.agreement, told.by, told.code) == ("g-1", "eu", Code.TRADE_DENIED)
+    await here.later(31.0)
+    assert isinstance(here.state(grant.bid), Gone)
+    held = await here.ask("s-2")
+    assert isinstance(held, Decline)
+    assert held.refusal.code is Code.TRADE_DENIED
+
+
+async def test_an_award_of_what_the_documents_do_not_allow_any_more_is_refused(here: Delegate) -> None:
+    offer = await here.ask()
+    text = TRADE[0][1].replace("us-*", "asia")
+    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    with refused(Code.TRADE_DENIED):
+        await here.bids.awarded(heard(award(bid=offer.id)))
+
+
+async def test_bytes_that_are_no_model_end_the_agreement(here: Delegate, monkeypatch: pytest.MonkeyPatch) -> None:
+    grant = await here.grant()
+
+    async def bad(*_: object) -> None:
+        raise refuse(Code.MODEL_INVALID, "no graph")
+
+    monkeypatch.setattr(here.world.models, "inspect", bad)
+    await here.bids.tick()
+    await until(lambda: isinstance(here.state(grant.bid), Stopping | Gone), 5.0, "notice")
+    assert DIGEST not in here.world.models.kept, "what is refused leaves no bytes"
+    await here.later(0.25)
+    assert (await here.written())[-1] == ("ended", "g-1")
+    assert here.world.region.workloads.catalog.guests == ()
+
+
+async def test_a_model_that_is_not_to_be_had_is_tried_again(here: Delegate) -> None:
+    here.elsewhere.failures = 3
+    await here.grant()
+    await here.fetched()
+    assert len(here.elsewhere.fetched) == 4
+
+
+@pytest.mark.parametrize("moment", ["offered", "granted", "released", "ended"])
+async def test_what_the_store_does_not_take_has_not_happened(
+    here: Delegate, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    async def full(_: Transaction) -> int:
+        raise ShoalError(Refusal(Code.STORE_FULL))
+
+    offer = await here.ask() if moment != "offered" else None
+    if offer is not None and moment == "ended":
+        await here.bids.awarded(heard(award(bid=offer.id)))
+    before = (dict(here.bids.states), await here.written())
+    with monkeypatch.context() as patched:
+        patched.setattr(here.world.store, "commit", full)
+        with refused(Code.STORE_FULL):
+            await _do(here, moment, offer)
+        assert (dict(here.bids.states), await here.written()) == before
+    await _do(here, moment, offer)
+    assert (await here.written())[-1][0] == moment
+    assert check(here.world.region.workloads.snapshot()) == ()
+
+
+@pytest.mark.parametrize("moment", ["offered", "granted", "released", "ended"])
+async def test_a_write_that_was_not_answered_is_found_and_not_done_twice(
+    here: Delegate, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The store took it, and the coordinator was not told."""
+    commit = here.world.store.commit
+
+    async def unanswered(transaction: Transaction) -> int:
+        await commit(transaction)
+        raise ShoalError(Refusal(Code.STORE_UNAVAILABLE))
+
+    offer = await here.ask() if moment != "offered" else None
+    if offer is not None and moment == "ended":
+        await here.bids.awarded(heard(award(bid=offer.id)))
+    with monkeypatch.context() as patched:
+        patched.setattr(here.world.store, "commit", unanswered)
+        with refused(Code.STORE_UNAVAILABLE):
+            await _do(here, moment, offer)
+    if moment == "granted":
+        here.world.clock.advance(11.0)
+        assert here.kept > 0, "what may have been granted keeps its room"
+    await _do(here, moment, offer)
+    assert [what for what, _ in await here.written()].count(moment) == 1
+    assert check(here.world.region.workloads.snapshot()) == ()
+
+
+async def _do(here: Delegate, moment: str, offer: Offer | None) -> None:
+    if moment == "offered":
+        await here.ask()
+        return
+    assert offer is not None
+    if moment == "granted":
+        await here.bids.awarded(heard(award(bid=offer.id)))
+    elif moment == "released":
+        await here.bids.released(heard(Release("s-1", offer.id, ORIGIN)))
+    else:
+        await here.bids.noticed(heard(notice(0.0)))
+
+
+async def _restarted(here: Delegate, folder: Path) -> Delegate:
+    """kill -9, and another boot, whose clock begins anew."""
+    here.bids.stop()
+    await here.world.store.close()
+    here.world.clock.elapsed = 5.0
+    world = await World.open(folder, here.world)
+    here.world.store = world.store
+    return await Delegate.open(world)
+
+
+async def test_a_restart_ends_what_was_only_held(here: Delegate, tmp_path: Path) -> None:
+    offer = await here.ask()
+    again = await _restarted(here, tmp_path / "first")
+    assert again.kept == 0
+    with refused(Code.HOLD_EXPIRED):
+        await again.bids.awarded(heard(award(bid=offer.id)))
+    assert await again.written() == [("offered", offer.id), ("expired", offer.id)]
+
+
+async def test_a_restart_between_commit_and_answer_grants_once(
+    here: Delegate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = await here.ask()
+    commit = here.world.store.commit
+
+    async def killed(transaction: Transaction) -> int:
+        await commit(transaction)
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(here.world.store, "commit", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await here.bids.awarded(heard(award(bid=offer.id)))
+    again = await _restarted(here, tmp_path / "first")
+    grant = await again.bids.awarded(heard(award(bid=offer.id)))
+    assert (grant.agreement, grant.lease_s) == ("g-1", 30.0)
+    assert [what for what, _ in await again.written()] == ["offered", "granted"]
+    assert [guest.intent.key for guest in again.world.region.workloads.catalog.guests] == [GUEST]
+    await again.later(34.9)
+    assert again.world.region.workloads.catalog.guests, "its lease counts anew"
+    await again.later(0.2)
+    assert again.world.region.workloads.catalog.guests == ()
+
+
+async def test_a_flood_of_solicitations_is_turned_away(here: Delegate) -> None:
+    with refused(Code.OVERLOADED):
+        for count in range(1000):
+            await here.ask(f"s-{count}", latency_p95_s=Seconds(1e-9))
+    assert isinstance(await here.bids.bid(heard(solicitation(origin="us-west"), "us-west")), Offer | Decline)
+
+
+async def test_one_counterpart_never_holds_more_than_its_share(here: Delegate) -> None:
+    text = TRADE[0][1].replace("90%", "2%")
+    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    answers = list[Any]()
+    for count in range(40):
+        answers.append(await here.ask(f"s-{count}"))
+        if isinstance(answers[-1], Offer) and count % 2:
+            await here.bids.awarded(heard(award(f"g-{count}", answers[-1].id, solicitation=f"s-{count}")))
+    declines = [each for each in answers if isinstance(each, Decline)]
+    assert {each.refusal.code for each in declines} == {Code.HOLD_SHARE}
+    assert 0 < here.kept <= 0.02 * 2**34
+    await here.later(11.0)
+    assert isinstance(await here.ask("s-after"), Offer), "what was not awarded is free again"
+
+
+def test_names_of_bids_are_names() -> None:
+    check_name("bid-0123456789ab", "bid")
