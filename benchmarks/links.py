@@ -47,6 +47,7 @@ from shoal.wire.identity import Identity, identity_of_pem
 REGION = "bench"
 HEARTBEAT_S = 1.0
 VALID_S = Seconds(6 * 3600.0)
+SILENT = ("NODE_SUSPECT", "NODE_LOST", "MASS_SILENCE")
 AWAY = "away"
 """A file that is there while the coordinator is not."""
 
@@ -55,7 +56,9 @@ AWAY = "away"
 class Fleet:
     """One size of fleet. core: share of the coordinator's core. memory: bytes above the empty coordinator's. herd_s:
     from the coordinator's being ready again until the last agent's welcome. silent: events of nodes called suspect or
-    lost. late_ms: how late the coordinator answers an operator meanwhile, the worst of many."""
+    lost; gap_s: the longest that the agents' own ends, which share what cores are left, let pass between two beats of a
+    session: from three heartbeats on they are to blame. late_ms: how late the coordinator answers an operator
+    meanwhile, the worst of many."""
 
     link: str
     agents: int
@@ -67,6 +70,7 @@ class Fleet:
     late_ms: float
     herd_s: float
     silent: int
+    gap_s: float
 
 
 def main() -> None:
@@ -98,7 +102,7 @@ def _tell(held: Fleet) -> None:
         f"{held.link} {held.agents:>6} agents: {held.core:5.0%} of a core, {held.messages_a_second:6.0f} messages/s, "
         f"{mib:6.1f} MiB a 1,000 agents, an operator waits {held.late_ms:.0f} ms at worst, "
         f"connected in {held.connected_s:.1f} s, all back {held.herd_s:.1f} s after a restart, "
-        f"{held.silent} called silent",
+        f"{held.silent} called silent, {held.gap_s:.1f} s between two beats at worst",
         flush=True,
     )
 
@@ -189,6 +193,7 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
             core = (_cpu(coordinator.process) - cpu) / took
             messages = (drivers.sent() - sent) / took
             memory = coordinator.process.memory_info().rss - empty
+            silent, last = _silent(coordinator, 0)
             with _away(members):
                 coordinator.end()
                 coordinator.start()
@@ -196,7 +201,8 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
             drivers.wait_for(agents, deadline_s=120 + agents / 20, after=back)
             herd_s = drivers.last_welcome() - back
             _settle(5.0)
-            silent = _silent(coordinator)
+            silent += _silent(coordinator, last)[0]
+            gap_s = drivers.gap_s()
         return Fleet(
             link,
             agents,
@@ -208,6 +214,7 @@ def measure(folder: Path, link: str, agents: int, seconds: float) -> Fleet:
             1000 * late,
             herd_s,
             silent,
+            gap_s,
         )
 
 
@@ -244,9 +251,11 @@ def _latest_answer(coordinator: Coordinator, seconds: float) -> float:
     return worst
 
 
-def _silent(coordinator: Coordinator) -> int:
+def _silent(coordinator: Coordinator, after: int) -> tuple[int, int]:
+    """Events of nodes called suspect or lost behind number `after`, and the last event's number."""
     with coordinator.region() as region:
-        return sum(event.code in ("NODE_SUSPECT", "NODE_LOST", "MASS_SILENCE") for event in region.events(limit=10_000))
+        events = list(region.events(after, limit=10_000))
+    return sum(event.code in SILENT for event in events), events[-1].sequence
 
 
 def _enrol(data: Path, members: Path, agents: int) -> list[Identity]:
@@ -287,6 +296,9 @@ class Drivers:
 
     def sent(self) -> float:
         return sum(each["sent"] for each in self._said())
+
+    def gap_s(self) -> float:
+        return max(each["gap_s"] for each in self._said())
 
     def last_welcome(self) -> float:
         return max(each["welcomed_at"] for each in self._said())
@@ -337,6 +349,7 @@ def _drivers(members: Path, link: str, address: str, agents: int) -> Iterator[Dr
 class Count:
     sent: int = 0
     failed: int = 0
+    gap_s: float = 0.0
 
 
 async def _drive(folder: Path, link: str, address: str, agents: int) -> None:
@@ -352,6 +365,7 @@ async def _drive(folder: Path, link: str, address: str, agents: int) -> None:
             "connected": len(welcomed),
             "sent": count.sent,
             "failed": count.failed,
+            "gap_s": count.gap_s,
             "welcomed_at": max(welcomed.values(), default=0.0),
             "oldest_welcome": min(welcomed.values(), default=0.0),
         }
@@ -382,7 +396,7 @@ async def _agent(
             attempt += 1
             continue
         attempt = 0
-        welcomed[name] = time.monotonic()
+        beaten = welcomed[name] = time.monotonic()
         reader = asyncio.create_task(_read(session, held))
         try:
             sequence = 0
@@ -390,6 +404,8 @@ async def _agent(
                 sequence += 1
                 await session.send(_status(name, session.welcome.epoch, sequence, held, clock.wall()))
                 count.sent += 1
+                before, beaten = beaten, time.monotonic()
+                count.gap_s = max(count.gap_s, beaten - before)
                 await asyncio.wait([reader], timeout=session.welcome.heartbeat_s)
         except ShoalError:
             count.failed += 1
