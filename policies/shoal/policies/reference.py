@@ -30,6 +30,9 @@ the Region's `spec.price` counts as it is now. `limits.cost` and `optimize.cost`
 **Signals.** A Region's price and carbon intensity are constants, or come from a file or a URL and may grow stale; an
 operator's word comes first ([guide](../guides/signals.md)). `limits.carbon` reads joules x rate x intensity.
 
+**Delegation.** A policy's `federation` says when another region may run the workload, by what margin it must be better,
+which regions, and for how long at a time; a Region's `trade` says for whom it works: the first entry that fits counts.
+
 **Residency.** A Region says with `spec.location.residency` where it lies; `require.residency` lists where inputs and
 weights may be.
 

@@ -54,6 +54,13 @@ def told(coordinator: Coordinator) -> list[str]:
         return [f"{event.code} {event.message}" for event in region.events() if event.code.startswith("SIGNAL")]
 
 
+def audited(coordinator: Coordinator) -> int:
+    """Entries of the audit log."""
+    with api(coordinator) as region:
+        (check,) = [check for check in region.doctor().checks if "audit entries" in check.name]
+    return int(check.name.split()[0])
+
+
 def shoal(coordinator: Coordinator, home: Path, *arguments: str) -> str:
     environment = {**os.environ, "SHOAL_HOME": str(home)}
     Contexts(home).save(Context("test", REGION, coordinator.link, str(coordinator.ready["operator_dir"])))
@@ -84,9 +91,10 @@ def test_a_source_inside_is_denied_and_the_fallback_counts(coordinator: Coordina
 
 
 def test_an_operators_word_by_command_survives_kill_9(coordinator: Coordinator, prices: Path, tmp_path: Path) -> None:
-    assert shoal(coordinator, tmp_path, "region", "set", "price", "12 USD/d").startswith(
-        "price is 0.5 USD/h (by hand, "
-    )
+    before = audited(coordinator)
+    said = shoal(coordinator, tmp_path, "region", "set", "price", "12 USD/d")
+    assert said.startswith("price is 0.5 USD/h (by hand, ")
+    assert audited(coordinator) == before + 1
     coordinator.end(signal.SIGKILL)
     coordinator.start()
     assert "0.5 USD/h (by hand, " in shoal(coordinator, tmp_path, "get", "regions")
