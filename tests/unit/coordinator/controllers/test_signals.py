@@ -137,7 +137,7 @@ async def test_carbon_is_judged_with_the_intensity_of_now(world: World, said: Sa
     assert (candidate.refusal.code, candidate.refusal.found) == (Code.CARBON_OVER, "unknown here")
     await apply(world, region("{carbon: 0.001 gCO2/kWh}"))
     assert planned(world, limit).refusal is None
-    await world.region.signals.set(CARBON, "9000 gCO2/kWh", OPERATOR)
+    await world.region.signals.set(CARBON, "5000 gCO2/kWh", OPERATOR)
     (candidate,) = planned(world, limit).candidates
     assert candidate.refusal is not None
     assert candidate.refusal.code == Code.CARBON_OVER

@@ -4,6 +4,7 @@ import math
 import re
 from typing import Final
 
+from shoal.coordinator.core.signals.model import MOST, SignalName
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Advertisement, CapacityClass, Member, Solicitation
 
@@ -12,10 +13,10 @@ REGIONS_MOST: Final = 1000
 DEVICES_MOST: Final = 1_000_000
 """Of one class. A region with more of them is none."""
 DEVICE_BYTES_MOST: Final = 2**44
-COST_MOST: Final = 10_000.0
+COST_MOST: Final = MOST[SignalName.PRICE]
 """USD an hour, of one device."""
 JOULES_MOST: Final = 1e6
-CARBON_MOST: Final = 5_000.0
+CARBON_MOST: Final = MOST[SignalName.CARBON]
 RTT_MOST: Final = 60.0
 LEASE_LEAST_S: Final = 1.0
 LEASE_MOST_S: Final = 300.0

@@ -26,8 +26,9 @@ class SignalName(StrEnum):
 
 
 DIMENSIONS: Final = {SignalName.PRICE: COST, SignalName.CARBON: INTENSITY}
-MOST: Final = {SignalName.PRICE: 1e5, SignalName.CARBON: 1e4}
-"""USD/h and gCO2/kWh: more is a mistake of whoever says so (the dirtiest grids emit about 1,000 gCO2/kWh)."""
+MOST: Final = {SignalName.PRICE: 10_000.0, SignalName.CARBON: 5_000.0}
+"""USD/h and gCO2/kWh: more is a mistake of whoever says so (the dirtiest grids emit about 1,000 gCO2/kWh), and no other
+region believes it."""
 
 CONSTANT: Final = "constant"
 BY_HAND: Final = "by hand"
