@@ -17,7 +17,7 @@ from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.ledger import Draft, Ledger
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.workloads import WorkloadsController
-from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.negotiation import hold
 from shoal.coordinator.core.negotiation.bid import answer, guest, outside_of, way_s
 from shoal.coordinator.core.negotiation.hold import Granted, Held, State, Stopping, Terms
@@ -26,7 +26,7 @@ from shoal.coordinator.core.negotiation.trust import may_trade
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.core.workloads.invariants import Promise
-from shoal.coordinator.core.workloads.routes import gateways
+from shoal.coordinator.core.workloads.routes import gateways, is_gateway
 from shoal.coordinator.ports import Clock, Heard, Ids, Meter, Peers, StaleRevision, Store
 from shoal.types.agreement import (
     GUESTS,
@@ -187,6 +187,9 @@ class BidsController:
             known = self._asks.get((what.origin, what.id, what.round))
             if known is not None:
                 return self._as_before(self._deals[known].state, what)
+            if not self._is_open():
+                closed = Refusal(Code.NODE_NOT_READY, "no gateway answers", "one that other regions can call")
+                return Decline(what.id, what.round, self._region, closed)
             name = self._ids.name("bid")
             catalog = self._workloads.catalog
             told = answer(
@@ -476,10 +479,17 @@ class BidsController:
             return Service.STOPPING
         agreement = hold.name_of(state)
         serving = self._workloads.endpoints(WorkloadKey(GUESTS, agreement))
-        if serving >= hold.offer_of(state).replicas:
+        if serving >= hold.offer_of(state).replicas and self._is_open():
             self._served.add(agreement)
             return Service.READY
         return Service.SHORT if agreement in self._served else Service.STARTING
+
+    def _is_open(self) -> bool:
+        """Whether a gateway serves, by which another region's requests come in."""
+        return any(
+            is_gateway(state) and state.front_ready and state.liveness is Liveness.READY
+            for state in self._fleet().nodes.values()
+        )
 
     def _report(self, deal: Deal) -> ServiceReport:
         hours = max(0.0, self._clock.wall() - deal.since) / 3600

@@ -43,12 +43,13 @@ class Check:
 
 
 async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
-    """Store, audit log, invariants and gateway of the region; then each of its nodes."""
+    """Store, audit log, ledger, invariants and gateway of the region; then each of its nodes."""
     yield Check(REGION, "the store is its newest state", region.restored)
     yield Check(REGION, "the store takes writes", region.store_refusal)
     head = region.events.audit_head
     entries = await store.scan(AUDIT)
     yield Check(REGION, f"{len(entries)} audit entries follow from each other", _audit(entries, head))
+    yield Check(REGION, "the ledger is as it was written", await region.ledger.broken(region.heads_shown))
     violations = check(region.workloads.snapshot())
     if not violations:
         yield Check(REGION, "the invariants hold", None)

@@ -13,6 +13,7 @@ from shoal.coordinator.controllers.buckets import Buckets
 from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.coordinator.controllers.identities import IdentityRecord, key_of
 from shoal.coordinator.ports import Authority, Broker, Clock, Ids, Meter, Record, StaleRevision, Store, Transaction
+from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -117,6 +118,8 @@ class Enrolment:
             )
         if name:
             check_name(name, "name")
+            if role in (BEARER, Role.TENANT) and name == GUESTS:
+                raise refuse(Code.NAME_INVALID, f"tenant {GUESTS}", "another name", "this one is for guests' work")
         elif role in (BEARER, Role.TENANT):  # its holder must not choose whose workloads it may call
             raise refuse(
                 Code.FIELD_MISSING, f"a {role} token without a tenant", "the tenant's name", "add --name TENANT"

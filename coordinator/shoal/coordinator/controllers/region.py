@@ -139,6 +139,7 @@ class Region:
             region=config.name,
         )
         self.ledger = Ledger(store, self.truth, clock)
+        self._directory: Callable[[], Directory | None] = lambda: None
         self.trades: TradesController | None = None
         """What others run for this region; None until `federate`."""
         self.bids: BidsController | None = None
@@ -193,6 +194,7 @@ class Region:
         before `run`; without it nothing is delegated, and nothing is run for others.
 
         Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
+        self._directory = directory
         self.trades = TradesController(
             self.config.name,
             self._store,
@@ -224,6 +226,13 @@ class Region:
         )
         await self.trades.start()
         await self.bids.start()
+
+    @property
+    def heads_shown(self) -> Mapping[str, str]:
+        """By counterpart, the digest of this region's ledger that it says it was shown last."""
+        directory = self._directory()
+        told = [each.advertisement for each in directory.members if each.advertisement] if directory is not None else []
+        return {each.region: each.heads.get(self.config.name, "") for each in told}
 
     async def run(self) -> None:
         """Judges silence and steps, until stopped."""

@@ -22,6 +22,7 @@ from shoal.coordinator.ports import Heard, Transaction
 from shoal.types.agreement import GUESTS, Grant, Notice, Release, Service
 from shoal.types.chain import first_broken
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.device import Role
 from shoal.types.offer import Decline, Offer
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
@@ -143,10 +144,11 @@ def refused(code: Code) -> Any:
 async def here(tmp_path: Path) -> AsyncIterator[Delegate]:
     world = await World.open(tmp_path / "first")
     assert not (await world.region.workloads.apply(TRADE, {}, "", "test")).planned.problems
-    agent = Agent(world, "edge-1")
-    await agent.connect()
+    for agent in (Agent(world, "edge-1"), Agent(world, "gw", role=Role.GATEWAY)):
+        await agent.connect()
     await world.step()
     opened = await Delegate.open(world)
+    assert check(world.region.workloads.snapshot()) == ()
     yield opened
     opened.bids.stop()
     await world.store.close()
@@ -160,6 +162,15 @@ async def test_an_offer_holds_room_that_is_written_before_it_is_told(here: Deleg
     assert await here.world.store.read(DEALS + offer.id) is not None
     assert await here.written() == [("offered", offer.id)]
     assert check(here.world.region.workloads.snapshot()) == ()
+
+
+async def test_a_region_that_nobody_can_reach_offers_nothing(here: Delegate) -> None:
+    for _ in range(20):
+        here.world.clock.advance(1.0)
+        await here.world.step()
+    told = await here.ask()
+    assert isinstance(told, Decline)
+    assert told.refusal.code is Code.NODE_NOT_READY
 
 
 async def test_the_same_solicitation_again_gets_the_first_answer(here: Delegate) -> None:

@@ -7,7 +7,8 @@ import pytest
 from unit.coordinator.core.region import START, Region, intent, node
 
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.workloads.invariants import Snapshot, check
+from shoal.coordinator.core.placement.model import Reservation, Slot
+from shoal.coordinator.core.workloads.invariants import Promise, Snapshot, check
 from shoal.coordinator.core.workloads.model import Content
 from shoal.types.assignment import Assignment, Phase, Version
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
@@ -25,6 +26,11 @@ def well() -> Snapshot:
 
 def test_a_region_that_is_well(well: Snapshot) -> None:
     assert check(well) == ()
+
+
+def test_a_region_that_is_well_may_owe_something(well: Snapshot) -> None:
+    until = Elapsed(well.now + 5.0)
+    assert check(promised(well, Promise("b-1", "", until), Promise("b-2", "g-2", until), memory=1)) == ()
 
 
 def first(snapshot: Snapshot) -> tuple[str, Assignment]:
@@ -48,6 +54,34 @@ def dark(snapshot: Snapshot) -> Snapshot:
 
 def oversold(snapshot: Snapshot) -> Snapshot:
     return with_assignment(snapshot, lambda one: replace(one, memory_bytes=Bytes(2**40)))
+
+
+def promised(snapshot: Snapshot, *promises: Promise, memory: int = 0) -> Snapshot:
+    """With room for bid `b-1` on the first device, besides."""
+    reserved = (Reservation("b-1", Slot("a", "cpu0"), Bytes(memory), 0.0),) if memory else ()
+    return replace(snapshot, reserved=reserved, promises=promises)
+
+
+def held_beyond_the_device(snapshot: Snapshot) -> Snapshot:
+    return promised(snapshot, Promise("b-1", "", Elapsed(1e9)), memory=2**40)
+
+
+def held_for_nothing(snapshot: Snapshot) -> Snapshot:
+    return promised(snapshot, memory=1)
+
+
+def held_after_its_end(snapshot: Snapshot) -> Snapshot:
+    return promised(snapshot, Promise("b-1", "", Elapsed(snapshot.now - 61.0)), memory=1)
+
+
+def one_bid_granted_twice(snapshot: Snapshot) -> Snapshot:
+    until = Elapsed(1e9)
+    return promised(snapshot, Promise("b-1", "g-1", until), Promise("b-1", "g-2", until))
+
+
+def one_agreement_of_two_bids(snapshot: Snapshot) -> Snapshot:
+    until = Elapsed(1e9)
+    return promised(snapshot, Promise("b-1", "g-1", until), Promise("b-2", "g-1", until))
 
 
 def twice(snapshot: Snapshot) -> Snapshot:
@@ -104,7 +138,12 @@ def behind(snapshot: Snapshot) -> Snapshot:
     [
         (dark, "I1"),
         (oversold, "I2"),
+        (held_beyond_the_device, "I2"),
         (twice, "I3"),
+        (held_for_nothing, "I3"),
+        (held_after_its_end, "I3"),
+        (one_bid_granted_twice, "I3"),
+        (one_agreement_of_two_bids, "I3"),
         (routed_to_a_suspect, "I4"),
         (routed_unready, "I4"),
         (unexplained, "I5"),

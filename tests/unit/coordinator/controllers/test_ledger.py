@@ -1,0 +1,167 @@
+"""The ledger over a real store: with what it tells about or not at all, and no way to change it unseen (A23)."""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from harness.clock import ManualClock
+from harness.region import World
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.doctor import examine
+from shoal.coordinator.controllers.ledger import LEDGER, Draft, Ledger
+from shoal.coordinator.ports import Record, StaleRevision, Transaction
+from shoal.types.chain import LedgerEntry, digest, first_broken
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import Wall
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    opened = await World.open(tmp_path / "first")
+    yield opened
+    await opened.store.close()
+
+
+def draft(name: str, what: str = "granted") -> Draft:
+    return Draft(what, name, "us", "shop/ocr", evidence=b"said")
+
+
+async def written(ledger: Ledger, count: int) -> None:
+    for number in range(count):
+        await ledger.commit({}, drafts=[draft(f"g-{number}")])
+
+
+async def test_entries_are_there_with_what_they_tell_about_or_not_at_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = world.region.ledger
+    await ledger.commit({"deals/x": b"one"}, expect={"deals/x": 0}, drafts=[draft("g-1", "offered"), draft("g-1")])
+    with pytest.raises(StaleRevision):
+        await ledger.commit({"deals/x": b"two"}, expect={"deals/x": 0}, drafts=[draft("g-2")])
+
+    async def full(_: Transaction) -> int:
+        raise ShoalError(Refusal(Code.STORE_FULL))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", full)
+        with pytest.raises(ShoalError):
+            await ledger.commit({"deals/y": b"one"}, drafts=[draft("g-3")])
+    entries = await ledger.past(0)
+    assert [(each.sequence, each.what, each.agreement) for each in entries] == [
+        (1, "offered", "g-1"),
+        (2, "granted", "g-1"),
+    ]
+    assert first_broken(entries, ledger.head) is None
+    await ledger.commit({}, drafts=[draft("g-4")])
+    assert first_broken(await ledger.past(0), ledger.head) is None
+
+
+async def test_a_commit_that_was_not_answered_is_linked_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, commit = world.region.ledger, world.store.commit
+
+    async def unanswered(transaction: Transaction) -> int:
+        await commit(transaction)
+        raise ShoalError(Refusal(Code.STORE_UNAVAILABLE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", unanswered)
+        with pytest.raises(ShoalError):
+            await ledger.commit({}, drafts=[draft("g-1")])
+    await ledger.commit({}, drafts=[draft("g-2")])
+    entries = await ledger.past(0)
+    assert [each.agreement for each in entries] == ["g-1", "g-2"]
+    assert first_broken(entries, ledger.head) is None
+
+
+async def test_a_restart_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
+    await written(world.region.ledger, 3)
+    world.region.ledger.shown("us", "f" * 64)
+    await world.region.ledger.save()
+    head = world.region.ledger.head
+    await world.store.close()
+    again = await World.open(tmp_path / "first", world)
+    world.store = again.store
+    assert again.region.ledger.head == head
+    assert again.region.ledger.heads == {"us": "f" * 64}
+    await written(again.region.ledger, 1)
+    assert first_broken(await again.region.ledger.past(0)) is None
+    assert digest((await again.region.ledger.past(2))[0]) == head
+
+
+async def test_old_entries_go_first(world: World) -> None:
+    ledger = Ledger(world.store, world.region.truth, ManualClock(), kept=5)
+    await ledger.start()
+    await written(ledger, 12)
+    entries = await ledger.past(0)
+    assert [each.sequence for each in entries] == [8, 9, 10, 11, 12]
+    assert await ledger.broken({"us": digest(entries[0])}) is None
+    assert await ledger.broken({"us": "0" * 64}) is None, "what was dropped may have been shown"
+
+
+def edited(record: Record) -> bytes:
+    return records.dump(replace(records.load(LedgerEntry, record.value), terms="cheaper"))
+
+
+@pytest.mark.parametrize(
+    ("number", "attack"),
+    [(2, edited), (2, None), (2, lambda _: b"no entry"), (4, edited), (4, None), (5, None)],
+)
+async def test_a23_whatever_is_done_to_the_stored_chain_is_told(
+    world: World, number: int, attack: Callable[[Record], bytes] | None
+) -> None:
+    """Edited or dropped: inside, at the end, and all of it (5: every entry)."""
+    await written(world.region.ledger, 4)
+    assert await _told(world) is None
+    for record in await world.store.scan(LEDGER):
+        if number in (5, int(record.key.removeprefix(LEDGER))):
+            if attack is None:
+                await world.store.commit(Transaction(deletes=(record.key,)))
+            else:
+                await world.store.commit(Transaction({record.key: attack(record)}))
+    refusal = await _told(world)
+    assert refusal is not None
+    assert refusal.code is Code.LEDGER_BROKEN
+
+
+async def test_a23_entries_that_changed_places_are_told(world: World) -> None:
+    await written(world.region.ledger, 4)
+    second, third = (await world.store.scan(LEDGER))[1:3]
+    await world.store.commit(Transaction({second.key: third.value, third.key: second.value}))
+    refusal = await _told(world)
+    assert refusal is not None
+    assert "entry 2" in refusal.found
+
+
+async def test_a23_a_cut_tail_or_a_fork_is_told_by_who_was_shown_more(world: World) -> None:
+    """After a restart, when nobody here remembers the end."""
+    await written(world.region.ledger, 4)
+    shown = world.region.ledger.head
+    last = (await world.store.scan(LEDGER))[-1]
+    await world.store.commit(Transaction(deletes=(last.key,)))
+    reread = Ledger(world.store, world.region.truth, world.clock)
+    await reread.start()
+    assert await reread.broken({}) is None
+    assert await reread.broken({"us": digest((await reread.past(0))[-1])}) is None
+    cut = await reread.broken({"us": shown})
+    assert cut is not None
+    assert "us" in cut.found
+    await reread.commit({}, drafts=[draft("g-other")])
+    forked = await reread.broken({"us": shown})
+    assert forked is not None
+    assert forked.code is Code.LEDGER_BROKEN
+
+
+def test_a_digest_is_of_the_entrys_fields_alone() -> None:
+    """As documented, so that anybody can verify one: SHA-256 over canonical JSON."""
+    entry = LedgerEntry(1, Wall(0.5), "granted", "g-1", "us", "shop/ocr", "", "terms", "c2FpZA==", "")
+    canonical = json.dumps(asdict(entry), sort_keys=True, separators=(",", ":")).encode()
+    assert digest(entry) == hashlib.sha256(canonical).hexdigest()
+
+
+async def _told(world: World) -> Refusal | None:
+    (found,) = [each async for each in examine(world.region, world.store) if "ledger" in each.name]
+    return found.refusal
