@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from unit.coordinator.core.negotiation.trades import award, notice, renewal, solicitation
@@ -18,7 +18,7 @@ from shoal.coordinator.controllers.ledger import Ledger
 from shoal.coordinator.controllers.region import NoMeter
 from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, Stopping
 from shoal.coordinator.core.workloads.invariants import check
-from shoal.coordinator.ports import Heard, Transaction
+from shoal.coordinator.ports import Heard, Peers, Transaction
 from shoal.types.agreement import GUESTS, Grant, Notice, Release, Service
 from shoal.types.chain import first_broken
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -26,7 +26,6 @@ from shoal.types.device import Role
 from shoal.types.offer import Decline, Offer
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
-from shoal.wire.identity import check_name
 
 ORIGIN = "us-east"
 TRADE = [
@@ -62,18 +61,15 @@ class Elsewhere:
         self._fails()
         yield b"x" * 1000
 
-    async def notify(self, region: str, what: Notice) -> None:
+    async def notify(self, region: str, notice: Notice) -> None:
         self._fails()
-        self.notices.append(what)
+        self.notices.append(notice)
 
-    async def noticed(self, heard: Heard[Notice]) -> None:
-        self.noticed_here.append(heard.what)
+    async def noticed(self, notice: Heard[Notice]) -> None:
+        self.noticed_here.append(notice.what)
 
     async def lend(self, region: str, agreement: str, digest: str) -> None:
         self.lent.append(agreement)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"a delegate does not call {name}")
 
 
 @dataclass
@@ -92,7 +88,7 @@ class Delegate:
         ledger = Ledger(world.store, region.truth, world.clock)
         bids = BidsController(
             "eu", world.store, ledger, region.workloads, region.models, lambda: region.fleet.fleet, world.clock,
-            world.ids, NoMeter(), peers=elsewhere, origin=elsewhere, roots=lambda _: ("root",),
+            world.ids, NoMeter(), peers=cast(Peers, elsewhere), origin=elsewhere, roots=lambda _: ("root",),
             changed=lambda: None,
         )  # fmt: skip
         await ledger.start()
@@ -173,7 +169,7 @@ async def test_a_region_that_nobody_can_reach_offers_nothing(here: Delegate) -> 
     assert told.refusal.code is Code.NODE_NOT_READY
 
 
-async def test_the_same_solicitation_again_gets_the_first_answer(here: Delegate) -> None:
+async def test_a22_the_same_solicitation_again_gets_the_first_answer(here: Delegate) -> None:
     offer = await here.ask()
     kept = here.kept
     here.world.clock.advance(3.0)
@@ -230,7 +226,7 @@ async def test_two_agreements_fetch_a_model_once(here: Delegate) -> None:
     assert len(here.world.region.workloads.desired["edge-1"].assignments) == 2
 
 
-async def test_a_lent_model_is_nobodys_here(here: Delegate) -> None:
+async def test_a27_a_lent_model_is_nobodys_here(here: Delegate) -> None:
     """No tenant of this region can name it, and it stays while a guest runs it."""
     await here.grant()
     await here.fetched()
@@ -258,7 +254,7 @@ async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here:
     assert Code.NAME_INVALID in [each.refusal.code for each in workloads.plan(lodged, {}, "test").problems]
 
 
-async def test_the_same_award_gets_the_same_answer_and_another_is_replayed(here: Delegate) -> None:
+async def test_a22_the_same_award_gets_the_same_answer_and_another_is_replayed(here: Delegate) -> None:
     offer = await here.ask()
     first = await here.bids.awarded(heard(award(bid=offer.id)))
     here.world.clock.advance(4.0)
@@ -273,7 +269,7 @@ async def test_the_same_award_gets_the_same_answer_and_another_is_replayed(here:
     assert len(here.world.region.workloads.catalog.guests) == 1
 
 
-async def test_who_did_not_ask_gets_nothing(here: Delegate) -> None:
+async def test_a21_who_did_not_ask_gets_nothing(here: Delegate) -> None:
     grant = await here.grant()
     held = await here.ask("s-2")
     for by in ("us-west", "eu"):
@@ -314,9 +310,8 @@ async def test_renewals_keep_a_guest_and_are_rarely_written(here: Delegate) -> N
         here.world.clock.advance(1.5)
         await here.bids.tick()
         answered = await here.bids.renewed(heard(renewal(sequence, ledger_head=f"{sequence:064}")))
-        assert (answered.nonce, answered.lease_s) == (f"n-{sequence}", 30.0)
+        assert (answered.nonce, answered.lease_s, answered.ledger_head) == (f"n-{sequence}", 30.0, here.ledger.head)
     assert len(await here.written()) == before
-    assert answered.ledger_head == here.ledger.head
     assert here.ledger.heads == {ORIGIN: f"{29:064}"}
     with refused(Code.REPLAYED):
         await here.bids.renewed(heard(renewal(3)))
@@ -330,6 +325,21 @@ async def test_renewals_keep_a_guest_and_are_rarely_written(here: Delegate) -> N
     assert (await here.written())[-1] == ("breached", "g-1")
     with refused(Code.AGREEMENT_ENDED):
         await here.bids.renewed(heard(renewal(31)))
+
+
+async def test_a22_a_renewal_that_comes_again_changes_nothing(here: Delegate) -> None:
+    await here.grant()
+    first = await here.bids.renewed(heard(renewal(1)))
+    here.world.clock.advance(4.0)
+    again = await here.bids.renewed(heard(renewal(1)))
+    assert again == replace(first, lease_s=Seconds(26.0), report=again.report)
+    for other in (renewal(1, "other"), renewal(0)):
+        with refused(Code.REPLAYED):
+            await here.bids.renewed(heard(other))
+    await here.later(30.9)
+    assert here.world.region.workloads.catalog.guests
+    await here.later(0.1)
+    assert here.world.region.workloads.catalog.guests == (), "its lease was that of the first"
 
 
 async def test_gateways_of_the_origin_follow_its_renewals(here: Delegate) -> None:
@@ -534,14 +544,14 @@ async def test_a_restart_between_commit_and_answer_grants_once(
     assert again.world.region.workloads.catalog.guests == ()
 
 
-async def test_a_flood_of_solicitations_is_turned_away(here: Delegate) -> None:
+async def test_a28_a_flood_of_solicitations_is_turned_away(here: Delegate) -> None:
     with refused(Code.OVERLOADED):
         for count in range(1000):
             await here.ask(f"s-{count}", latency_p95_s=Seconds(1e-9))
     assert isinstance(await here.bids.bid(heard(solicitation(origin="us-west"), "us-west")), Offer | Decline)
 
 
-async def test_one_counterpart_never_holds_more_than_its_share(here: Delegate) -> None:
+async def test_a28_a51_one_counterpart_never_has_more_than_its_share(here: Delegate) -> None:
     text = TRADE[0][1].replace("90%", "2%")
     await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
     answers = list[Any]()
@@ -552,9 +562,6 @@ async def test_one_counterpart_never_holds_more_than_its_share(here: Delegate) -
     declines = [each for each in answers if isinstance(each, Decline)]
     assert {each.refusal.code for each in declines} == {Code.HOLD_SHARE}
     assert 0 < here.kept <= 0.02 * 2**34
+    assert here.world.region.workloads.catalog.quotas == {}, "guests are no tenant's"
     await here.later(11.0)
     assert isinstance(await here.ask("s-after"), Offer), "what was not awarded is free again"
-
-
-def test_names_of_bids_are_names() -> None:
-    check_name("bid-0123456789ab", "bid")

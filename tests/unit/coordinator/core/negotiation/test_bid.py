@@ -101,7 +101,7 @@ def test_who_may_not_trade_is_declined(trades: tuple[Trade, ...], changes: dict[
     assert declined(bid(solicitation(**changes), region("a"), trades)) is Code.TRADE_DENIED
 
 
-def test_residency_is_judged_here_too() -> None:
+def test_a25_residency_is_judged_here_too() -> None:
     assert declined(bid(solicitation(residency=("us",)), region("a"))) is Code.RESIDENCY
     for allowed in ("eu", HERE):
         assert not offered(bid(solicitation(residency=("us", allowed)), region("a"))).is_counter
@@ -150,7 +150,7 @@ def test_a_known_model_counts_as_it_was_inspected_here() -> None:
     assert offered(bid(lied, region("a"))).latency_p95_s == offered(bid(solicitation(), region("a"))).latency_p95_s
 
 
-def test_one_counterpart_holds_no_more_than_its_share() -> None:
+def test_a28_one_counterpart_holds_no_more_than_its_share() -> None:
     world = region("a", "b")
     trades = (Trade(ORIGIN, ("*",), 0.01),)
     first = bid(solicitation(), world, trades)
