@@ -430,6 +430,57 @@ class PlacementChange(_message.Message):
 Global___PlacementChange: _TypeAlias = PlacementChange  # noqa: Y015
 
 @_typing.final
+class BidView(_message.Message):
+    """What another region would offer, or why it offers nothing; it holds nothing for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    WAY_S_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    latency_p95_s: _builtins.float
+    """As this region counts it: with the way there, and as far as the region is believed. Seconds."""
+    way_s: _builtins.float
+    trust: _builtins.float
+    """1: delivers as promised."""
+    gain: _builtins.float
+    """Share by which it betters home; NaN where home has no place for it."""
+    chosen: _builtins.bool
+    @_builtins.property
+    def offer(self) -> _federation_pb2.Offer:
+        """Absent where it declined."""
+
+    @_builtins.property
+    def refusal(self) -> _nouns_pb2.Refusal:
+        """Why it would not be chosen whatever the others are."""
+
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        offer: _federation_pb2.Offer | None = ...,
+        latency_p95_s: _builtins.float = ...,
+        way_s: _builtins.float = ...,
+        trust: _builtins.float = ...,
+        gain: _builtins.float = ...,
+        chosen: _builtins.bool = ...,
+        refusal: _nouns_pb2.Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "gain", b"gain", "latency_p95_s", b"latency_p95_s", "offer", b"offer", "refusal", b"refusal", "region", b"region", "trust", b"trust", "way_s", b"way_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BidView: _TypeAlias = BidView  # noqa: Y015
+
+@_typing.final
 class WorkloadPlan(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -442,10 +493,20 @@ class WorkloadPlan(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     RELAXED_FIELD_NUMBER: _builtins.int
     NEAREST_FIELD_NUMBER: _builtins.int
+    DELEGATE_FIELD_NUMBER: _builtins.int
+    DELEGATED_TO_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    BIDS_FIELD_NUMBER: _builtins.int
+    UNDELEGATED_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     wanted: _builtins.int
     placed: _builtins.int
     nearest: _builtins.str
+    delegate: _builtins.str
+    """never | when-infeasible | when-better"""
+    delegated_to: _builtins.str
+    """The region that runs it, or is to, and the agreement."""
+    agreement: _builtins.str
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -458,6 +519,14 @@ class WorkloadPlan(_message.Message):
 
     @_builtins.property
     def relaxed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def bids(self) -> _containers.RepeatedCompositeFieldContainer[Global___BidView]:
+        """Indicative, best first: only where it would be solicited."""
+
+    @_builtins.property
+    def undelegated(self) -> _nouns_pb2.Refusal:
+        """Why it is not, or would not be, run elsewhere although its policy delegates."""
+
     def __init__(
         self,
         *,
@@ -470,10 +539,15 @@ class WorkloadPlan(_message.Message):
         refusal: _nouns_pb2.Refusal | None = ...,
         relaxed: _abc.Iterable[_builtins.str] | None = ...,
         nearest: _builtins.str = ...,
+        delegate: _builtins.str = ...,
+        delegated_to: _builtins.str = ...,
+        agreement: _builtins.str = ...,
+        bids: _abc.Iterable[Global___BidView] | None = ...,
+        undelegated: _nouns_pb2.Refusal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "undelegated", b"undelegated", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "changes", b"changes", "nearest", b"nearest", "placed", b"placed", "policy", b"policy", "refusal", b"refusal", "relaxed", b"relaxed", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "bids", b"bids", "candidates", b"candidates", "changes", b"changes", "delegate", b"delegate", "delegated_to", b"delegated_to", "nearest", b"nearest", "placed", b"placed", "policy", b"policy", "refusal", b"refusal", "relaxed", b"relaxed", "undelegated", b"undelegated", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

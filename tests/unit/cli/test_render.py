@@ -7,7 +7,7 @@ import pytest
 from shoal.cli.render import plan as plans
 from shoal.cli.render import resources
 from shoal.cli.render.data import as_data
-from shoal.v1 import nouns_pb2, operator_pb2
+from shoal.v1 import federation_pb2, nouns_pb2, operator_pb2
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -141,6 +141,39 @@ def test_a_plan_says_what_costs_were_computed_with(
 ) -> None:
     plans.show_plan(operator_pb2.PlanReply(signals=signals(), hash="plan-0123456789ab"), wide=False)
     agrees("plan-signals.txt", capsys.readouterr().out, request)
+
+
+def test_a_plan_shows_what_others_would_offer(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = nouns_pb2.WorkloadKey(tenant="default", name="detect")
+    refusal = nouns_pb2.Refusal(code="NO_CANDIDATE", found="no device fits", asked="one")
+    offer = federation_pb2.Offer(
+        id="bid-1", region="eu-east", precision="fp16", replicas=1, latency_p95_s=0.012, cost=0.4, joules=0.8,
+        energy_source="profile", load_s=1.5, cached=True, emulated=True, residency="eu",
+    )  # fmt: skip
+    slow = federation_pb2.Offer(
+        id="bid-2", region="us-west", precision="fp32", replicas=2, latency_p95_s=0.05, cost=float("nan"),
+        joules=float("nan"), load_s=4.0, changes=["latency: {p95: 130ms}"],
+    )  # fmt: skip
+    denied = nouns_pb2.Refusal(code="TRADE_DENIED", found="takes no work of home", asked="an entry of its `trade`")
+    nan = float("nan")
+    workload = operator_pb2.WorkloadPlan(
+        workload=key, policy="burst", wanted=1, refusal=refusal, delegate="when-infeasible",
+        bids=[
+            operator_pb2.BidView(region="eu-east", offer=offer, latency_p95_s=0.03, way_s=0.018, trust=1, gain=nan,
+                                 chosen=True),
+            operator_pb2.BidView(region="us-west", offer=slow, latency_p95_s=0.13, way_s=0.08, trust=0.5, gain=nan,
+                                 refusal=nouns_pb2.Refusal(code="SLO_UNREACHABLE", found="p95 130ms")),
+            operator_pb2.BidView(region="ap", latency_p95_s=nan, way_s=nan, trust=1, gain=nan, refusal=denied),
+        ],
+    )  # fmt: skip
+    runs = operator_pb2.WorkloadPlan(workload=key, delegate="when-better", delegated_to="eu-east", agreement="g-1")
+    joined = nouns_pb2.Refusal(code="FEDERATION_UNREACHABLE", found="in no federation", remedy="join one")
+    alone = operator_pb2.WorkloadPlan(workload=key, delegate="when-better", undelegated=joined)
+    for plan in (workload, runs, alone):
+        plans.show_workload(plan, wide=plan is workload)
+    agrees("plan-elsewhere.txt", capsys.readouterr().out, request)
 
 
 def test_data_has_numbers_times_and_null_for_what_is_unknown() -> None:

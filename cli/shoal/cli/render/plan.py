@@ -1,5 +1,6 @@
 """Plans, explanations and problems for people."""
 
+import math
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -77,6 +78,46 @@ def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
         line(f"  not placed: {reason(plan.refusal)}  {plan.refusal.asked}", "red")
         if plan.nearest:
             line(f"  would fit with: {plan.nearest}")
+    _show_elsewhere(plan, wide=wide)
+
+
+def _show_elsewhere(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
+    """Who else runs it, or what others would offer."""
+    if plan.delegated_to:
+        line(f"  delegate: {plan.delegate}  {plan.delegated_to} runs it, agreement {plan.agreement}")
+        return
+    if plan.bids:
+        line(f"  delegate: {plan.delegate}  others would offer (nothing is held):")
+        columns = ["", "REGION", "P95 HERE", "PRICE", "ENERGY", "REPLICAS", "LOAD", "GAIN", "WHY NOT"]
+        if wide:
+            columns += ["PROMISED", "WAY", "TRUST", "PRECISION", "CACHED", "RESIDENCY", "NEEDS"]
+        table(columns, [_bid(bid)[: len(columns)] for bid in plan.bids])
+    if plan.undelegated.code:
+        line(f"  not delegated: {reason(plan.undelegated)}  {plan.undelegated.asked}  {plan.undelegated.remedy}")
+
+
+def _bid(bid: operator_pb2.BidView) -> list[str]:
+    offer = bid.offer
+    if not offer.id:
+        return ["", bid.region, *["-"] * 6, reason(bid.refusal), *["-"] * 7]
+    return [
+        "WOULD WIN" if bid.chosen else "",
+        bid.region,
+        show_seconds(bid.latency_p95_s) if math.isfinite(bid.latency_p95_s) else "-",
+        show_usd_per_hour(offer.cost) if math.isfinite(offer.cost) else "-",
+        f"{show_joules(offer.joules)} ({offer.energy_source})" if math.isfinite(offer.joules) else "-",
+        str(offer.replicas),
+        show_seconds(offer.load_s),
+        f"{bid.gain:.1%}" if math.isfinite(bid.gain) else "-",
+        reason(bid.refusal),
+        show_seconds(offer.latency_p95_s),
+        show_seconds(bid.way_s) if math.isfinite(bid.way_s) else "-",
+        f"{bid.trust:.2f}",
+        offer.precision + (" emulated" if offer.emulated else ""),
+        "yes" if offer.cached else "no",
+        offer.residency or "-",
+        "; ".join(offer.changes),
+    ]
 
 
 def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:

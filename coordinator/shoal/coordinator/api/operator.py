@@ -12,6 +12,7 @@ from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
 from shoal.coordinator.controllers.following import Following
 from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.membership import Membership
+from shoal.coordinator.controllers.outlook import outlooks
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.ports import Clock, Store
@@ -20,10 +21,22 @@ from shoal.types.device import Role
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import nouns_pb2, operator_pb2, operator_pb2_grpc
 from shoal.wire.identity import identity_of_context
+from shoal.wire.nouns import to_wire
 
 KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", "region": "Region"}
 LISTS: Final = {"policies": "Policy", "tenants": "Tenant"}
-_KINDS_LISTED: Final = ("nodes", "devices", "workloads", "placements", "tokens", "events", "regions", *LISTS)
+_KINDS_LISTED: Final = (
+    "nodes",
+    "devices",
+    "workloads",
+    "placements",
+    "tokens",
+    "events",
+    "regions",
+    "agreements",
+    "ledger",
+    *LISTS,
+)
 EVENTS_MOST: Final = 10_000
 
 
@@ -88,7 +101,9 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
         actor = identity_of_context(context).uri
         planned = self._region.workloads.plan(_texts(request.documents), dict(request.digests), actor)
-        return views.plan_view(planned, self._clock.wall(), self._region.signals.refusals)
+        plans = planned.plan.workloads if planned.plan is not None else ()
+        found = await outlooks(self._region.trades, planned.proposal.catalog, plans)
+        return views.plan_view(planned, self._clock.wall(), self._region.signals.refusals, found)
 
     async def Apply(self, request: operator_pb2.ApplyRequest, context: Any) -> operator_pb2.ApplyReply:
         actor = identity_of_context(context).uri
@@ -144,8 +159,9 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         key = WorkloadKey(request.workload.tenant or "default", request.workload.name)
         plan = controller.explain(key)
         listed = [view for view in views.workload_views(controller, fleet) if _key(view.workload) == key]
+        found = await outlooks(self._region.trades, controller.catalog, (plan,))
         return operator_pb2.ExplainReply(
-            plan=views.workload_plan_view(plan),
+            plan=views.workload_plan_view(plan, found.get(key)),
             workload=listed[0] if listed else None,
             placements=views.placement_views(controller, fleet, controller.explained(), key),
             signals=self._signals(),
@@ -309,6 +325,12 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 reply.placements.extend(views.placement_views(controller, fleet, controller.explained()))
             case "tokens":
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
+            case "agreements":
+                trades = self._region.trades.trades if self._region.trades is not None else {}
+                deals = self._region.bids.states.values() if self._region.bids is not None else ()
+                reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now()))
+            case "ledger":
+                reply.ledger.extend(to_wire(entry) for entry in await self._region.ledger.past(0))
             case "events":
                 reply.events.extend(views.event_view(event) for event in await self._region.events.past(0, EVENTS_MOST))
             case "regions":
@@ -355,6 +377,10 @@ def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
             return name in ("", value.name)
         case "tokens":
             return name in ("", value.id, value.name)
+        case "agreements":
+            return name in ("", value.agreement, value.workload.name) and tenant in ("", value.workload.tenant)
+        case "ledger":
+            return name in ("", value.agreement)
         case "events":
             return name in ("", value.subject, value.node, value.workload.name) and tenant in (
                 "",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from shoal.coordinator.controllers.catalog import Catalog, DocumentChange, DocumentKey, ModelRecord, StoredDocument
@@ -9,9 +10,12 @@ from shoal.coordinator.controllers.enrolment import Token
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.members import Rotation
 from shoal.coordinator.controllers.membership import Membership
+from shoal.coordinator.controllers.outlook import Bid, Outlook
 from shoal.coordinator.controllers.publishers import Judged
 from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, State, Stopping
+from shoal.coordinator.core.negotiation.model import Active, Awarding, Resting, Soliciting, Trade, Withdrawing
 from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
 from shoal.coordinator.core.prediction.model import Interval, Prediction
 from shoal.coordinator.core.signals.decide import described
@@ -22,8 +26,8 @@ from shoal.policies import Problem
 from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
-from shoal.types.offer import Member
-from shoal.types.units import Seconds, UsdPerHour, Wall
+from shoal.types.offer import Member, Offer
+from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 from shoal.wire.nouns import to_wire
@@ -200,15 +204,22 @@ def _signal(name: SignalName, signal: Signal | None, refusal: Refusal | None, wa
     return view
 
 
-def plan_view(planned: Planned, wall: Wall, refusals: Mapping[SignalName, Refusal]) -> operator_pb2.PlanReply:
-    """refusals: of the signals' sources."""
+def plan_view(
+    planned: Planned,
+    wall: Wall,
+    refusals: Mapping[SignalName, Refusal],
+    outlooks: Mapping[WorkloadKey, Outlook] = MappingProxyType({}),
+) -> operator_pb2.PlanReply:
+    """refusals: of the signals' sources. outlooks: on other regions, where they were asked."""
     reply = operator_pb2.PlanReply(
         problems=[problem_view(problem) for problem in planned.problems],
         documents=[_change(change) for change in planned.documents],
         computed_at=wall,
     )
     if planned.plan is not None:
-        reply.workloads.extend(workload_plan_view(workload) for workload in planned.plan.workloads)
+        reply.workloads.extend(
+            workload_plan_view(workload, outlooks.get(workload.workload)) for workload in planned.plan.workloads
+        )
         reply.hash = planned.plan.hash
         reply.signals.extend(signal_views(planned.signals, refusals, wall))
         reply.changes = planned.plan.changes or bool(planned.documents)
@@ -221,7 +232,7 @@ def problem_view(problem: Problem) -> operator_pb2.Problem:
     )
 
 
-def workload_plan_view(plan: WorkloadPlan) -> operator_pb2.WorkloadPlan:
+def workload_plan_view(plan: WorkloadPlan, outlook: Outlook | None = None) -> operator_pb2.WorkloadPlan:
     view = operator_pb2.WorkloadPlan(
         workload=key_view(plan.workload),
         policy=plan.policy,
@@ -245,6 +256,89 @@ def workload_plan_view(plan: WorkloadPlan) -> operator_pb2.WorkloadPlan:
     )
     if plan.refusal is not None:
         view.refusal.CopyFrom(refusal_view(plan.refusal))
+    if outlook is not None:
+        view.delegate = outlook.mode
+        view.delegated_to, view.agreement = outlook.region, outlook.agreement
+        view.bids.extend(_bid(bid, outlook.winner) for bid in outlook.bids)
+        view.relaxed.extend([f"elsewhere: {outlook.relaxed}"] if outlook.relaxed else [])
+        if outlook.refusal is not None:
+            view.undelegated.CopyFrom(refusal_view(outlook.refusal))
+    return view
+
+
+def _bid(bid: Bid, winner: str) -> operator_pb2.BidView:
+    answer, figures = bid.judged.answer, bid.judged.figures
+    view = operator_pb2.BidView(
+        region=answer.region,
+        offer=to_wire(answer) if isinstance(answer, Offer) else None,
+        latency_p95_s=figures[0] if figures is not None else math.nan,
+        way_s=bid.way_s,
+        trust=bid.trust,
+        gain=bid.judged.gain,
+        chosen=answer.region == winner,
+    )
+    if bid.judged.refusal is not None:
+        view.refusal.CopyFrom(refusal_view(bid.judged.refusal))
+    return view
+
+
+def agreement_views(
+    trades: Mapping[WorkloadKey, Trade], deals: Iterable[State], now: Elapsed
+) -> Iterable[operator_pb2.AgreementView]:
+    """trades: what others run, or are awarded. deals: what this region runs for others."""
+    for key, trade in sorted(trades.items()):
+        match trade.phase:
+            case Awarding(offer=offer, award=award, until=until):
+                yield _agreement(award.agreement, "origin", offer.region, key, "awarding", "", offer, until - now)
+            case Withdrawing(offer=offer, agreement=name, until=until, code=code):
+                yield _agreement(name, "origin", offer.region, key, "withdrawing", "", offer, until - now, code)
+            case Active(deal=deal):
+                left = deal.lease_until - now
+                yield _agreement(deal.agreement, "origin", deal.region, key, "active", deal.service, deal.offer, left)
+            case Resting() | Soliciting():
+                pass
+        for each in trade.leaving:
+            deal = each.deal
+            left, service = min(each.ends_at, deal.lease_until) - now, deal.service
+            yield _agreement(
+                deal.agreement, "origin", deal.region, key, each.stage, service, deal.offer, left, each.code
+            )
+    for state in deals:
+        match state:
+            case Granted(offer=offer, award=award, until=until):
+                asked = state.asked.workload
+                yield _agreement(award.agreement, "delegate", offer.origin, asked, "granted", "", offer, until - now)
+            case Stopping(granted=granted, code=code, ends=ends):
+                name, offer, asked = granted.award.agreement, granted.offer, granted.asked.workload
+                left = min(ends, granted.until) - now
+                yield _agreement(name, "delegate", offer.origin, asked, "stopping", "", offer, left, code)
+            case Held() | Gone():
+                pass
+
+
+def _agreement(
+    name: str,
+    side: str,
+    counterpart: str,
+    workload: WorkloadKey,
+    state: str,
+    service: str,
+    offer: Offer,
+    left_s: float,
+    code: Code | None = None,
+) -> operator_pb2.AgreementView:
+    view = operator_pb2.AgreementView(
+        agreement=name,
+        side=side,
+        counterpart=counterpart,
+        workload=key_view(workload),
+        state=state,
+        service=service,
+        offer=to_wire(offer),
+        lease_s=max(0.0, left_s),
+    )
+    if code is not None:
+        view.reason.CopyFrom(refusal_view(Refusal(code)))
     return view
 
 
@@ -366,6 +460,15 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         _explain_wait(view, waits)
     if plan is not None and plan.refusal is not None:
         view.reason.CopyFrom(refusal_view(plan.refusal))
+    if (delegated := controller.delegated.get(key)) is not None and delegated.wanted:
+        serves = controller.leads_abroad(key)
+        view.state = READY if serves else PROGRESSING
+        view.wanted = intent.require.replicas
+        view.ready = view.wanted if serves else ready
+        why = Refusal(
+            Code.DELEGATED, f"{delegated.region} {'runs it' if serves else 'makes ready'}", delegated.agreement
+        )
+        view.reason.CopyFrom(refusal_view(why))
     return view
 
 

@@ -129,6 +129,15 @@ class Reputation:
     unreported: tuple[Delivered, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Indicative:
+    """relaxed: in the second round, what had to give."""
+
+    choice: Choice
+    terms: Terms
+    relaxed: str
+
+
 class TradesController:
     """Region's side of OriginSide (notices, loans of bytes) and the loop of its trades."""
 
@@ -201,13 +210,13 @@ class TradesController:
         """Looks at every workload that is, or may be, elsewhere. Waits for the store alone."""
         intents = {intent.key: intent for intent in self._home.intents()}
         may = {key for key, intent in intents.items() if intent.delegation.mode is not DelegationMode.NEVER}
-        if self._directory() is None:
+        if not self.may_trade:
             may.clear()
         for key in sorted(may | self.trades.keys()):
             await self.tell(key, self._wish(key, intents.get(key) if key in may else None))
         await self._account()
         self._publish()
-        if self._federation is not None and self._clock.now() >= self._report_at and self._directory() is not None:
+        if self._federation is not None and self._clock.now() >= self._report_at and self.may_trade:
             self._report_at = Elapsed(self._clock.now() + REPORT_S)
             self._begin(self._report(self._federation))
 
@@ -251,20 +260,32 @@ class TradesController:
         if allowed and not {offer.region, offer.residency} & set(allowed):
             raise refuse(Code.RESIDENCY, f"{region} lies in {offer.residency or region}", ", ".join(allowed))
 
+    @property
+    def may_trade(self) -> bool:
+        """Whether there is anybody to trade with."""
+        return self._directory() is not None
+
     async def indicative(
         self, intent: Intent, profiles: Mapping[str, ModelProfile], own: Figures | None
-    ) -> Choice | None:
-        """What others would offer for a workload as it is proposed; nothing is held. None: it would not be solicited:
-        its policy delegates never (or only what has no place at home), or the region knows no other."""
+    ) -> Indicative | None:
+        """What others would offer for a workload as it is proposed, in both rounds; nothing is held. None: it would not
+        be solicited: its policy delegates never, or only what has no place at home, or there is nobody to ask."""
         mode = intent.delegation.mode
         if mode is DelegationMode.NEVER or (mode is DelegationMode.WHEN_INFEASIBLE and own is not None):
             return None
-        if self._directory() is None:
+        if not self.may_trade:
             return None
-        terms = self._terms(intent, own)
-        asked = self._solicitation(intent, profiles, self._ids.name("t"), 1, None, indicative=True)
-        answers = await self._ask(asked)
-        return choose([each.what for each in answers], terms, indicative=True)
+        name, terms = self._ids.name("t"), self._terms(intent, own)
+        choice = await self._indicative(self._solicitation(intent, profiles, name, 1, None, indicative=True), terms)
+        step = choice.relaxation
+        if step is None:
+            return Indicative(choice, terms, "")
+        terms = replace(terms, require=step.require, limits=step.limits)
+        asked = self._solicitation(intent, profiles, name, 2, step, indicative=True)
+        return Indicative(await self._indicative(asked, terms), terms, step.change)
+
+    async def _indicative(self, asked: Solicitation, terms: Terms) -> Choice:
+        return choose([each.what for each in await self._ask(asked)], terms, indicative=True)
 
     # -- how things stand --------------------------------------------------------------------------------------------
 

@@ -411,10 +411,15 @@ async def test_answers_of_another_name_or_trade_are_left_out(origin: Origin) -> 
 
 
 async def test_indicative_bids_hold_nothing(origin: Origin) -> None:
-    choice = await origin.trades.indicative(intent(), origin.home.profiles(), None)
-    assert choice is not None
-    assert choice.winner is not None
-    assert choice.winner.region == "a"
+    found = await origin.trades.indicative(intent(), origin.home.profiles(), None)
+    assert found is not None
+    assert found.choice.winner is not None
+    assert found.choice.winner.region == "a"
+    slow = intent(p95_s=0.01, relax=(0.015, 0.03))
+    relaxed = await origin.trades.indicative(slow, origin.home.profiles(), None)
+    assert relaxed is not None
+    assert relaxed.relaxed == "latency: {p95: 0.03s}"
+    assert relaxed.choice.winner is not None
     assert [each.held for each in origin.wire.regions.values()] == [[], []]
     assert await origin.trades.indicative(intent(), origin.home.profiles(), (1.0, 1.0, 1.0)) is None
     assert await origin.trades.indicative(intent(DelegationMode.NEVER), origin.home.profiles(), None) is None

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.region import DIGEST, Agent, World
+from shoal.coordinator.api import views
 from shoal.coordinator.controllers.catalog import DocumentKey
+from shoal.coordinator.controllers.outlook import NOT_JOINED, outlooks
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.ports import Heard
 from shoal.types.agreement import GUESTS, Award, Delivered, Grant, Notice, Release, Renewal, Renewed
@@ -201,3 +203,40 @@ async def test_regions_that_cannot_meet_end_it_on_both_sides(pair: Pair) -> None
     await pair.run(80.0)
     assert len(pair.guests) == 1
     assert pair.home.region.workloads.delegated[KEY].ready
+
+
+async def test_a_plan_shows_what_others_would_offer_and_holds_nothing(pair: Pair) -> None:
+    home = pair.home.region
+    await pair.away.step()
+    found = await outlooks(home.trades, home.workloads.catalog, home.workloads.explained().workloads)
+    outlook = found[KEY]
+    assert outlook.winner == "away"
+    plan = home.workloads.explain(KEY)
+    view = views.workload_plan_view(plan, outlook)
+    (bid,) = view.bids
+    assert (bid.region, bid.chosen, bid.offer.region) == ("away", True, "away")
+    assert bid.latency_p95_s == pytest.approx(bid.offer.latency_p95_s + 0.002)
+    assert pair.away.region.workloads.reserved == ()
+    alone = await outlooks(None, home.workloads.catalog, (plan,))
+    assert alone[KEY].refusal == NOT_JOINED
+
+
+async def test_both_sides_list_the_agreement(pair: Pair) -> None:
+    await pair.run(6.0)
+    rows = []
+    for world in (pair.home, pair.away):
+        trades, bids = world.region.trades, world.region.bids
+        assert trades is not None
+        assert bids is not None
+        rows += list(views.agreement_views(trades.trades, bids.states.values(), world.clock.now()))
+    assert [(row.side, row.counterpart, row.state, row.service) for row in rows] == [
+        ("origin", "away", "active", "ready"),
+        ("delegate", "home", "granted", ""),
+    ]
+    assert {row.agreement for row in rows} == set(pair.guests)
+    (listed,) = views.workload_views(pair.home.region.workloads, pair.home.region.fleet.fleet)
+    assert (listed.state, listed.reason.code, listed.ready, listed.wanted) == ("ready", "DELEGATED", 1, 1)
+    found = await outlooks(
+        pair.home.region.trades, pair.home.region.workloads.catalog, pair.home.region.workloads.explained().workloads
+    )
+    assert (found[KEY].region, found[KEY].bids) == ("away", ())
