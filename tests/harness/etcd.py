@@ -161,13 +161,39 @@ class Etcd:
         with self._channel(member) as channel:
             etcd_pb2_grpc.KVStub(channel).Compact(request, timeout=10.0)
 
+    def fill(self) -> None:
+        """Until the space alarm is raised, under a key of its own."""
+        with self._channel(self.members[0]) as channel:
+            for number in range(1000):
+                put = etcd_pb2.PutRequest(key=b"filler/%d" % number, value=b"x" * 2**20)
+                operation = etcd_pb2.RequestOp(request_put=put)
+                try:
+                    etcd_pb2_grpc.KVStub(channel).Txn(etcd_pb2.TxnRequest(success=[operation]), timeout=10.0)
+                except grpc.RpcError as error:
+                    if "space exceeded" not in str(error):
+                        raise
+                    return
+        raise AssertionError("it took a gigabyte")
+
+    def empty(self) -> None:
+        """Deletes what `fill` wrote."""
+        gone = etcd_pb2.DeleteRangeRequest(key=b"filler/", range_end=b"filler0")
+        operation = etcd_pb2.RequestOp(request_delete_range=gone)
+        with self._channel(self.members[0]) as channel:
+            etcd_pb2_grpc.KVStub(channel).Txn(etcd_pb2.TxnRequest(success=[operation]), timeout=10.0)
+
     def make_room(self) -> None:
         """What the remedy of STORE_FULL says: compact, defragment, disarm."""
         self.compact()
         for each in self.members:
             self._maintain(each, lambda stub: stub.Defragment(etcd_pb2.DefragmentRequest(), timeout=10.0))
-        alarm = etcd_pb2.AlarmRequest(action=etcd_pb2.AlarmRequest.DEACTIVATE, alarm=etcd_pb2.NOSPACE)
-        self._maintain(self.members[0], lambda stub: stub.Alarm(alarm, timeout=5.0))
+        raised = self._alarm(etcd_pb2.AlarmRequest(action=etcd_pb2.AlarmRequest.GET)).alarms
+        for one in raised:
+            disarm = etcd_pb2.AlarmRequest.DEACTIVATE
+            self._alarm(etcd_pb2.AlarmRequest(action=disarm, memberID=one.memberID, alarm=one.alarm))
+
+    def _alarm(self, request: etcd_pb2.AlarmRequest) -> etcd_pb2.AlarmResponse:
+        return self._maintain(self.members[0], lambda stub: stub.Alarm(request, timeout=5.0))
 
     @cached_property
     def _credentials(self) -> grpc.ChannelCredentials:

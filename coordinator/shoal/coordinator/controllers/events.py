@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.ports import Clock, Compacted, Record, StaleRevision, Store, Transaction
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 
@@ -71,6 +71,8 @@ class EventLog:
         self._fence: Mapping[str, int] = {}
         self.deposed = asyncio.Event()
         """Set once another coordinator was found to lead."""
+        self.refusal: Refusal | None = None
+        """Why the last write was refused; None when it was not."""
 
     def fence(self, key: str, revision: int) -> None:
         """From now on nothing but the audit log, in which each coordinator tells of its own acts, is written unless
@@ -119,7 +121,10 @@ class EventLog:
 
     async def _commit(self, transaction: Transaction) -> int:
         try:
-            return await self._store.commit(replace(transaction, expect={**self._fence, **transaction.expect}))
+            revision = await self._store.commit(replace(transaction, expect={**self._fence, **transaction.expect}))
+        except ShoalError as error:
+            self.refusal = error.refusal
+            raise
         except StaleRevision:
             for key, revision in self._fence.items():
                 found = await self._store.read(key)
@@ -132,6 +137,9 @@ class EventLog:
                         "connect again",
                     ) from None
             raise
+        if transaction.puts:
+            self.refusal = None
+        return revision
 
     async def audit(self, actor: str, action: str, subject: str, outcome: str) -> None:
         """Chained in the order of calls, whether or not the caller waits. What was not written is not linked to.

@@ -17,7 +17,8 @@ from shoal.etcd import etcd_pb2, etcd_pb2_grpc
 from shoal.types.codes import Code, Refusal, ShoalError
 
 TRY_S: Final = 1.5
-"""One member's time to answer: more than etcd needs on a slow disk, less than an election with a member stopped."""
+"""One member's time to answer; the first ones have less, since what is sent while etcd elects its leader gets none."""
+FIRST_TRY_S: Final = 0.4
 PATIENCE_S: Final = 5.0
 PAUSE_S: Final = 0.05
 ANSWER_BYTES: Final = 512 * 2**20
@@ -95,18 +96,18 @@ class Members:
         AioRpcError with OUT_OF_RANGE, NOT_FOUND or FAILED_PRECONDITION, of which the caller knows what it means.
         """
         clock = asyncio.get_running_loop()
-        ends, doubtful, seen = clock.time() + patience_s, False, self.newest
+        ends, doubtful, seen, limit_s = clock.time() + patience_s, False, self.newest, FIRST_TRY_S
         while True:
             member = self.preferred
             try:
-                answer = await ask(member, min(TRY_S, max(0.05, ends - clock.time())))
+                answer = await ask(member, min(limit_s, max(0.05, ends - clock.time())))
             except grpc.aio.AioRpcError as error:
                 refusal = _refusal_of(error)
                 if refusal is not None:
                     raise (Doubtful if doubtful else ShoalError)(refusal) from error
                 if error.code() in _CALLERS:
                     raise
-                doubtful = True
+                doubtful, limit_s = True, min(1.5 * limit_s, TRY_S)
                 self.avoid(member)
                 if clock.time() >= ends:
                     raise Doubtful(self._silent(error)) from error
