@@ -57,6 +57,11 @@ RETRY_MOST_S: Final = Seconds(30.0)
 SOLICITED_BURST: Final = 100.0
 SOLICITED_PER_S: Final = 20.0
 REGIONS_MOST: Final = 1000
+SOLICITATION_BYTES: Final = 256 * 1024
+MESSAGE_BYTES: Final = 64 * 1024
+"""What a counterpart signed is kept as evidence: a long one is no message of this kind."""
+LENT_KEPT_S: Final = 3600.0
+"""A lent model stays so long after its last guest: the next agreement of it need not fetch it."""
 
 UNFIT: Final = frozenset(
     {
@@ -146,6 +151,8 @@ class BidsController:
         self._changed = changed
         self._terms = terms
         self._deals: dict[str, Deal] = {}
+        self._open: dict[str, Deal] = {}
+        """Those of which something is owed."""
         self._asks: dict[tuple[str, str, int], str] = {}
         """(origin, solicitation, round) -> bid."""
         self._agreements: dict[str, str] = {}
@@ -156,6 +163,8 @@ class BidsController:
         """Agreements that were in full service once."""
         self._judged: Catalog | None = None
         self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
+        self._idle: dict[str, Elapsed] = {}
+        """Lent models that no guest runs, since when."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -175,7 +184,7 @@ class BidsController:
 
     async def bid(self, asked: Heard[Solicitation]) -> Answer:
         what = asked.what
-        self._said_by(asked.by, what.origin)
+        self._judge(asked, what.origin, SOLICITATION_BYTES)
         bucket = self._solicited.of(asked.by, self._clock.now())
         if not bucket.allows(self._clock.now()):
             self._meter.count("solicitations_refused", region=asked.by)
@@ -205,12 +214,12 @@ class BidsController:
                 return told.answer
             held = Held(what, told.answer, told.reserved, Elapsed(self._clock.now() + self._terms.hold_s))
             fresh = Deal(held, self._clock.wall(), 0, self._clock.now())
-            await self._write(name, fresh, held, [hold.Enter("offered")], asked.evidence)
+            await self._write(name, fresh, held, [hold.Enter("offered")])
             return self._as_before(held, what)
 
     async def awarded(self, award: Heard[Award]) -> Grant:
         what = award.what
-        self._said_by(award.by, what.origin)
+        self._judge(award, what.origin)
         check_name(what.agreement, "agreement")
         async with self._alone():
             if self._agreements.get(what.agreement, what.bid) != what.bid:
@@ -224,7 +233,7 @@ class BidsController:
 
     async def released(self, release: Heard[Release]) -> None:
         what = release.what
-        self._said_by(release.by, what.origin)
+        self._judge(release, what.origin)
         async with self._alone():
             deal = self._deals.get(what.bid)
             if deal is not None and deal.offer.origin == release.by:
@@ -232,6 +241,7 @@ class BidsController:
 
     async def renewed(self, renewal: Heard[Renewal]) -> Renewed:
         what = renewal.what
+        self._judge(renewal, renewal.by)
         async with self._alone():
             bid = self._bid_of(what.agreement, renewal.by)
             lease_s = await self._asked(bid, hold.Renewed(what), renewal.evidence)
@@ -248,7 +258,7 @@ class BidsController:
 
     async def noticed(self, notice: Heard[Notice]) -> None:
         what = notice.what
-        self._said_by(notice.by, what.by)
+        self._judge(notice, what.by)
         async with self._alone():
             bid = self._agreements.get(what.agreement)
             if bid is not None and self._deals[bid].offer.origin == notice.by:
@@ -301,7 +311,7 @@ class BidsController:
                 tuple(sorted(each.name for each in granted.gateways)),
                 (granted.award.agreement,),
             )
-            for deal in self._deals.values()
+            for deal in self._open.values()
             if (granted := deal.granted) is not None
         )
 
@@ -342,7 +352,7 @@ class BidsController:
             if after == deal.state:
                 return effects
             if isinstance(event, hold.Renewed) and self._is_small(deal, after):
-                self._deals[name] = replace(deal, state=after)
+                self._deals[name] = self._open[name] = replace(deal, state=after)
                 return effects
             entries = [each for each in effects if isinstance(each, hold.Enter)]
             try:
@@ -363,7 +373,9 @@ class BidsController:
             and self._clock.now() - deal.written_at < WRITTEN_EVERY_S
         )
 
-    async def _write(self, name: str, deal: Deal, after: State, entries: list[hold.Enter], evidence: bytes) -> None:
+    async def _write(
+        self, name: str, deal: Deal, after: State, entries: list[hold.Enter], evidence: bytes = b""
+    ) -> None:
         key, now = DEALS + name, self._clock.now()
         agreement = hold.name_of(after) or hold.name_of(deal.state)
         workload = _workload(deal.state)
@@ -424,11 +436,14 @@ class BidsController:
 
     def _put(self, name: str, deal: Deal | None) -> None:
         known = self._deals.pop(name, None)
+        self._open.pop(name, None)
         if known is not None and deal is None:
             self._asks.pop((known.offer.origin, known.offer.solicitation, known.offer.round), None)
             self._agreements.pop(hold.name_of(known.state), None)
         if deal is not None:
             self._deals[name] = deal
+            if not isinstance(deal.state, hold.Gone):
+                self._open[name] = deal
             self._asks[deal.offer.origin, deal.offer.solicitation, deal.offer.round] = name
             if agreement := hold.name_of(deal.state):
                 self._agreements[agreement] = name
@@ -437,7 +452,7 @@ class BidsController:
         """The region's engine works with what is owed now."""
         now = self._clock.now()
         reserved, guests, promises = list[Reservation](), list[Guest](), list[Promise]()
-        for name, deal in sorted(self._deals.items()):
+        for name, deal in sorted(self._open.items()):
             room = self._room(name, deal.state, now)
             reserved += room
             if (granted := deal.granted) is not None:
@@ -496,9 +511,12 @@ class BidsController:
         report = delivered(self._fleet(), hold.name_of(deal.state))
         return replace(report, cost_usd=deal.offer.cost * hours)
 
-    def _said_by(self, by: str, named: str) -> None:
-        if by != named:
-            raise refuse(Code.REGION_MISMATCH, f"{by} speaks for {named}", "its own name", "speak for yourself")
+    def _judge(self, heard: Heard[Any], named: str, most: int = MESSAGE_BYTES) -> None:
+        """named: who says it, by what is said."""
+        if heard.by != named:
+            raise refuse(Code.REGION_MISMATCH, f"{heard.by} speaks for {named}", "its own name", "speak for yourself")
+        if len(heard.evidence) > most:
+            raise refuse(Code.TOO_LARGE, f"{len(heard.evidence)} bytes", f"at most {most}", "send less")
 
     def _deal(self, bid: str, by: str) -> Deal:
         """Who did not ask does not learn that there is one."""
@@ -514,7 +532,7 @@ class BidsController:
         return bid
 
     def _of(self, origin: str) -> list[Deal]:
-        return [deal for deal in self._deals.values() if deal.offer.origin == origin]
+        return [deal for deal in self._open.values() if deal.offer.origin == origin]
 
     def _unfit(self) -> dict[str, Code]:
         """Agreements that this region's documents do not allow any more, by bid."""
@@ -522,7 +540,7 @@ class BidsController:
             return {}
         found = {
             name: code
-            for name, deal in self._deals.items()
+            for name, deal in self._open.items()
             if isinstance(deal.state, Granted) and (code := self._forbids(deal.state.asked)) is not None
         }
         if not found:
@@ -539,12 +557,26 @@ class BidsController:
     # -- work that waits for others -----------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        for name, deal in self._deals.items():
+        for name, deal in self._open.items():
             granted = deal.granted
             if granted is not None and granted.offer.model not in self._workloads.catalog.models:
                 self._begin(f"model {granted.offer.model}", self._borrow, granted.offer.model)
             if isinstance(deal.state, Stopping) and not deal.state.told:
                 self._begin(f"notice {name}", self._give_notice, name)
+        for digest, since in self._unused().items():
+            if self._clock.now() - since >= LENT_KEPT_S:
+                self._begin(f"model {digest}", self._forget, digest)
+
+    def _unused(self) -> Mapping[str, Elapsed]:
+        used = {granted.offer.model for deal in self._open.values() if (granted := deal.granted) is not None}
+        lent = {digest for digest, model in self._workloads.catalog.models.items() if model.lent}
+        now = self._clock.now()
+        self._idle = {digest: self._idle.get(digest, now) for digest in sorted(lent - used)}
+        return self._idle
+
+    async def _forget(self, digest: str) -> None:
+        with suppress(ShoalError, StaleRevision):
+            await self._models.remove(digest, "coordinator")
 
     def _begin(self, what: str, work: Callable[[str], Coroutine[Any, Any, None]], name: str) -> None:
         if what not in self._tasks:
@@ -573,7 +605,7 @@ class BidsController:
     def _needs(self, digest: str) -> Granted | None:
         if digest in self._workloads.catalog.models:
             return None
-        states = (deal.state for deal in self._deals.values())
+        states = (deal.state for deal in self._open.values())
         return next((each for each in states if isinstance(each, Granted) and each.offer.model == digest), None)
 
     async def _give_notice(self, name: str) -> None:

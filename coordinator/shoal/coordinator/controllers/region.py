@@ -19,6 +19,7 @@ from shoal.coordinator.controllers.signals import SignalsController
 from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
+from shoal.coordinator.core.negotiation.hold import DEFAULTS, Terms
 from shoal.coordinator.core.negotiation.peering import united
 from shoal.coordinator.core.signals.model import Reading, SignalName
 from shoal.coordinator.ports import (
@@ -51,7 +52,7 @@ class RegionConfig:
     """name: the region's. seed: of every choice that placement leaves open.
 
     tick_s: how often silence is judged. step_s: at most so long between two looks at everything; what happens is acted
-    on at once. events_kept, audit_kept: entries, the oldest go first.
+    on at once. events_kept, audit_kept: entries, the oldest go first. terms: of what it runs for other regions.
     """
 
     name: str
@@ -60,6 +61,7 @@ class RegionConfig:
     seed: int = 0
     events_kept: int = 10_000
     audit_kept: int = 100_000
+    terms: Terms = DEFAULTS
 
 
 class NoMeter:
@@ -223,6 +225,7 @@ class Region:
             origin=self.trades,
             roots=lambda region: _roots(directory(), region),
             changed=self._adopt_trades,
+            terms=self.config.terms,
         )
         await self.trades.start()
         await self.bids.start()

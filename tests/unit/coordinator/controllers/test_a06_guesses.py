@@ -34,6 +34,19 @@ class Counters:
         self.counts[f"{name}/{labels['code']}"] += 1
 
 
+@pytest.mark.parametrize("role", ["tenant", "bearer"])
+async def test_a06_nobody_becomes_the_tenant_of_other_regions_work(tmp_path: Path, role: str) -> None:
+    clock = ManualClock()
+    store = await SqliteStore.open(tmp_path / "store", reserve_bytes=0)
+    authority = FileAuthority.open(tmp_path / "ca", "eu", wall=clock.wall(), may_create=True)
+    events = EventLog(store, clock, kept=1000, audit_kept=1000)
+    enrolment = Enrolment("eu", store, authority, events, clock, CountingIds(), Counters())
+    with pytest.raises(ShoalError, match=Code.NAME_INVALID):
+        await enrolment.create(role, "guests", 3600.0, "ann")
+    assert (await enrolment.create(role, "guest", 3600.0, "ann")).text
+    await store.close()
+
+
 @pytest.mark.timeout(200)
 async def test_a06_a_hundred_thousand_guesses(tmp_path: Path) -> None:
     """From a thousand addresses at once, random ones and the prize with one bit changed; then its owner redeems it."""

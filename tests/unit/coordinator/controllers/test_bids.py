@@ -2,6 +2,7 @@
 free, and what a crash leaves is taken up."""
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from unit.coordinator.core.negotiation.trades import award, notice, renewal, sol
 
 from harness.region import DIGEST, DOCUMENTS, Agent, World
 from harness.wait import until
+from shoal.coordinator.api.views import workload_views
 from shoal.coordinator.controllers.bids import DEALS, BidsController
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.ledger import Ledger
@@ -19,7 +21,7 @@ from shoal.coordinator.controllers.region import NoMeter
 from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, Stopping
 from shoal.coordinator.core.workloads.invariants import check
 from shoal.coordinator.ports import Heard, Peers, Transaction
-from shoal.types.agreement import GUESTS, Grant, Notice, Release, Service
+from shoal.types.agreement import GUESTS, Award, Grant, Notice, Release, Renewal, Service
 from shoal.types.chain import first_broken
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -239,6 +241,52 @@ async def test_a27_a_lent_model_is_nobodys_here(here: Delegate) -> None:
         await here.world.region.models.remove(DIGEST, "test")
     await here.world.push()
     assert here.world.region.workloads.catalog.digest_of("ocr") == DIGEST, "pushed here, it is this region's too"
+
+
+async def test_a_lent_model_goes_an_hour_after_its_last_guest(here: Delegate) -> None:
+    grant = await here.grant()
+    await here.fetched()
+    await here.bids.released(heard(Release("s-1", grant.bid, ORIGIN)))
+    await here.later(0.25)
+    assert (await here.ask("s-2")).cached
+    await here.later(3590.0)
+    assert DIGEST in here.world.models.kept
+    await here.later(20.0)
+    await until(lambda: DIGEST not in here.world.models.kept, 5.0, "the bytes to be gone")
+    assert here.world.region.workloads.catalog.models == {}
+
+
+async def test_what_a_counterpart_signed_is_kept_as_evidence(here: Delegate) -> None:
+    """Of what binds it; a solicitation does not."""
+    grant = await here.grant()
+    await here.bids.noticed(Heard(ORIGIN, notice(5.0), b"the notice"))
+    await here.bids.released(Heard(ORIGIN, Release("s-1", grant.bid, ORIGIN), b"the release"))
+    entries = await here.ledger.past(0)
+    assert [(each.what, b64decode(each.evidence)) for each in entries] == [
+        ("offered", b""),
+        ("granted", b"said"),
+        ("noticed", b"the notice"),
+        ("released", b"the release"),
+    ]
+    assert {(each.counterpart, each.workload) for each in entries} == {(ORIGIN, "shop/ocr")}
+    for long in (heard(award(bid=grant.bid)), heard(renewal(9)), heard(notice(1.0)), heard(solicitation())):
+        with refused(Code.TOO_LARGE):
+            await _say(here, replace(long, evidence=b"x" * 300_000))
+
+
+async def _say(here: Delegate, what: Heard[Any]) -> None:
+    calls = {Award: here.bids.awarded, Renewal: here.bids.renewed, Notice: here.bids.noticed}
+    await cast(Any, calls.get(type(what.what), here.bids.bid))(what)
+
+
+async def test_a_guest_is_listed_as_one(here: Delegate) -> None:
+    await here.grant()
+    await here.world.step()
+    region = here.world.region
+    (view,) = workload_views(region.workloads, region.fleet.fleet)
+    assert (view.workload.tenant, view.workload.name) == (GUESTS, "g-1")
+    assert (view.policy, view.document, view.reason.code) == ("guest of us-east", "", Code.WAITING_FOR_FETCH)
+    assert region.workloads.explain(GUEST).wanted == 1
 
 
 async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here: Delegate) -> None:

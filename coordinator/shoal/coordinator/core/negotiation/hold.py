@@ -22,7 +22,7 @@ class Terms:
     hold_s: Seconds = Seconds(10.0)
     lease_s: Seconds = Seconds(30.0)
     allowance_s: Seconds = Seconds(5.0)
-    kept_s: Seconds = Seconds(3600.0)
+    kept_s: Seconds = Seconds(300.0)
 
 
 DEFAULTS: Final = Terms()
