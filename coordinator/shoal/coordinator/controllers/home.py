@@ -8,7 +8,7 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.trades import Standing
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.negotiation.choice import Figures, own_figures
-from shoal.coordinator.core.placement.model import WorkloadPlan
+from shoal.coordinator.core.placement.model import Plan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.core.workloads.routes import gateways
@@ -29,17 +29,26 @@ class RegionHome:
         self._workloads = workloads
         self._fleet = fleet
         self._clock = clock
+        self._intents: tuple[tuple[Intent, ...], tuple[Intent, ...]] = ((), ())
+        self._plans: tuple[Plan | None, dict[WorkloadKey, WorkloadPlan]] = (None, {})
         self._looked = dict[WorkloadKey, tuple[Elapsed, bool]]()
 
     def intents(self) -> tuple[Intent, ...]:
-        return tuple(intent for intent in self._workloads.intents if intent.key.tenant != GUESTS)
+        """The very same tuple until documents change."""
+        adopted = self._workloads.intents
+        if self._intents[0] is not adopted:
+            self._intents = (adopted, tuple(intent for intent in adopted if intent.key.tenant != GUESTS))
+        return self._intents[1]
 
     def profiles(self) -> Mapping[str, ModelProfile]:
         return self._workloads.catalog.profiles
 
     def standing(self, key: WorkloadKey) -> Standing:
         """By the last step's plan; what it has not seen yet may still have a place."""
-        plan = self._workloads.plan_now.of(key) if self._workloads.plan_now is not None else None
+        latest = self._workloads.plan_now
+        if self._plans[0] is not latest:
+            self._plans = (latest, {each.workload: each for each in latest.workloads} if latest is not None else {})
+        plan = self._plans[1].get(key)
         if plan is None:
             return Standing(placed=True, serves=False)
         if plan.elsewhere:

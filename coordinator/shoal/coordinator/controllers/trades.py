@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Final, Protocol, TypeVar
 
 from shoal.coordinator.controllers import records
@@ -182,6 +183,12 @@ class TradesController:
         self._stored: dict[WorkloadKey, Trade] = {}
         self._awards: dict[str, Award] = {}
         self._accounted: dict[str, tuple[Elapsed, int]] = {}
+        self._began: dict[str, Elapsed] = {}
+        self._intents: tuple[tuple[Intent, ...], dict[WorkloadKey, Intent]] = ((), {})
+        self._asked: dict[WorkloadKey, tuple[Intent, str]] = {}
+        self._told: dict[WorkloadKey, tuple[Wish, Trade | None]] = {}
+        """Each workload's wish that was told last, and what came of it: told again when either is another, or in time.
+        """
         self._report_at = Elapsed(-math.inf)
         self._lacks: int | None = None
         """The first ledger entry that the federation lacks; None before it was asked."""
@@ -208,17 +215,29 @@ class TradesController:
 
     async def tick(self) -> None:
         """Looks at every workload that is, or may be, elsewhere. Waits for the store alone."""
-        intents = {intent.key: intent for intent in self._home.intents()}
-        may = {key for key, intent in intents.items() if intent.delegation.mode is not DelegationMode.NEVER}
-        if not self.may_trade:
-            may.clear()
+        may = {
+            key
+            for key, intent in self._by_key().items()
+            if intent.delegation.mode is not DelegationMode.NEVER and self.may_trade
+        }
+        self._told = {key: told for key, told in self._told.items() if key in self.trades}
         for key in sorted(may | self.trades.keys()):
-            await self.tell(key, self._wish(key, intents.get(key) if key in may else None))
+            wish = self._wish(key, self._intent(key) if key in may else None)
+            if self._is_news(key, wish):
+                await self.tell(key, wish)
+                self._told[key] = (wish, self.trades.get(key))
         await self._account()
         self._publish()
         if self._federation is not None and self._clock.now() >= self._report_at and self.may_trade:
             self._report_at = Elapsed(self._clock.now() + REPORT_S)
             self._begin(self._report(self._federation))
+
+    def _is_news(self, key: WorkloadKey, wish: Wish) -> bool:
+        state = self.trades.get(key)
+        if state is None or key in self._unsure or self._clock.now() >= trade.wake_at(state, wish.need):
+            return True
+        told, after = self._told.get(key, (None, None))
+        return told != wish or after is not state
 
     async def tell(self, key: WorkloadKey, event: Event) -> None:
         """One event of one workload's trade; a store that takes nothing leaves all as it was, to be tried again."""
@@ -296,7 +315,14 @@ class TradesController:
         standing = self._home.standing(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
-        return Wish(need, asked_of(intent), standing.serves)
+        return Wish(need, self._asked_of(intent), standing.serves)
+
+    def _asked_of(self, intent: Intent) -> str:
+        """Once for each intent that is adopted: there may be many, and they are looked at all the time."""
+        known = self._asked.get(intent.key)
+        if known is None or known[0] is not intent:
+            known = self._asked[intent.key] = (intent, asked_of(intent))
+        return known[1]
 
     def _terms(self, intent: Intent, own: Figures | None) -> Terms:
         return terms_for(intent, own, self._rtt(), self._trust())
@@ -314,7 +340,14 @@ class TradesController:
         return {**said, **self.reputation.trust}
 
     def _intent(self, key: WorkloadKey) -> Intent | None:
-        return next((intent for intent in self._home.intents() if intent.key == key), None)
+        return self._by_key().get(key)
+
+    def _by_key(self) -> Mapping[WorkloadKey, Intent]:
+        intents = self._home.intents()
+        if self._intents[0] is not intents:
+            self._intents = (intents, {intent.key: intent for intent in intents})
+            self._asked = {key: known for key, known in self._asked.items() if key in self._intents[1]}
+        return self._intents[1]
 
     def _term_s(self, key: WorkloadKey) -> Seconds:
         intent = self._intent(key)
@@ -404,25 +437,25 @@ class TradesController:
     async def _account(self) -> None:
         """Agreements that last count while they last: a region that lies would else win all it can before the first
         one ends."""
-        now, told = self._clock.now(), self.reputation
+        now, lasting = self._clock.now(), list[Delivered]()
         deals = [state.phase.deal for state in self.trades.values() if isinstance(state.phase, Active)]
         known = {deal.agreement: self._accounted.get(deal.agreement, (now, 0)) for deal in deals}
         for deal in deals:
             at, counted = known[deal.agreement]
             if now - at < ACCOUNT_S:
                 continue
-            account = Account(deal.region, deal.agreement, deal.offer.latency_p95_s, breached=False)
-            delivered = self._delivered(account)
+            delivered = self._delivered(Account(deal.region, deal.agreement, deal.offer.latency_p95_s, breached=False))
             known[deal.agreement] = (now, delivered.requests)
-            if delivered.requests > counted:
-                told = _with(told, delivered)
+            lasting += [delivered] if delivered.requests > counted else []
         self._accounted = known
-        await self._keep(told)
+        self._began = {name: since for name, since in self._began.items() if name in known}
+        self.reports = {name: report for name, report in self.reports.items() if name in known}
+        if lasting:
+            await self._keep(lambda told: reduce(_with, lasting, told))
 
-    async def _keep(self, told: Reputation) -> None:
-        if told is self.reputation:
-            return
+    async def _keep(self, change: Callable[[Reputation], Reputation]) -> None:
         async with self._stepping:
+            told = change(self.reputation)
             try:
                 await self._ledger.commit({REPUTATION: records.dump(told)})
             except (ShoalError, StaleRevision):
@@ -442,8 +475,9 @@ class TradesController:
             self._meter.count("reports_failed")
             return
         if told:
-            left = tuple(each for each in self.reputation.unreported if each not in told)
-            await self._keep(replace(self.reputation, unreported=left))
+            await self._keep(
+                lambda now: replace(now, unreported=tuple(each for each in now.unreported if each not in told))
+            )
 
     # -- acting ------------------------------------------------------------------------------------------------------
 
@@ -466,22 +500,32 @@ class TradesController:
                 await self.tell(key, NoticeTaken(name, notice.ends_s) if over else NoticeFailed(name))
             case SendRenewal():
                 await self._renew(key, effect)
-            case Compare(agreement=agreement):
-                if (terms := self._terms_of(key)) is not None:
-                    await self.tell(key, Compared(agreement, terms))
+            case Compare():
+                await self._compare(key, effect)
             case Account():
                 pass  # written with the state that it came with
 
     async def _solicit(self, key: WorkloadKey, effect: Solicit) -> None:
         intent = self._intent(key)
         heard: tuple[Heard[Answer], ...] = ()
-        if intent is not None and asked_of(intent) == effect.asked:
+        if intent is not None and self._asked_of(intent) == effect.asked:
             step = effect.relaxation
             asked = self._solicitation(intent, self._home.profiles(), effect.solicitation, effect.round, step)
             heard = await self._ask(asked)
         answers = tuple(each.what for each in heard)
         evidence = {each.by: each.evidence for each in heard}
         await self.tell(key, Answered(effect.solicitation, effect.round, answers, self._terms_of(key), evidence))
+
+    async def _compare(self, key: WorkloadKey, effect: Compare) -> None:
+        intent, terms = self._intent(key), self._terms_of(key)
+        if intent is None or terms is None:
+            return
+        best: Offer | None = None
+        if effect.abroad:
+            name = self._ids.name("t")
+            asked = self._solicitation(intent, self._home.profiles(), name, 1, None, indicative=True)
+            best = (await self._indicative(asked, replace(terms, own=None))).winner
+        await self.tell(key, Compared(effect.agreement, terms, best))
 
     async def _award(self, key: WorkloadKey, effect: SendAward) -> None:
         name = effect.award.agreement
@@ -496,7 +540,7 @@ class TradesController:
             self._awards.pop(name, None)
 
     async def _renew(self, key: WorkloadKey, effect: SendRenewal) -> None:
-        report = self._home.delivered(effect.agreement)
+        report = self._metered(key, effect.agreement)
         renewal = Renewal(
             effect.agreement, effect.sequence, effect.nonce, report, self._home.gateways(), self._ledger.head
         )
@@ -508,6 +552,15 @@ class TradesController:
         else:
             refusal = None if outcome is UNHEARD else outcome
             await self.tell(key, RenewalFailed(effect.agreement, effect.nonce, refusal))
+
+    def _metered(self, key: WorkloadKey, agreement: str) -> ServiceReport:
+        """What this region's gateways counted since this process began to, and what that time costs at the bid's
+        price."""
+        report, state = self._home.delivered(agreement), self.trades.get(key)
+        offer = _offer_of(state, agreement) if state is not None else None
+        now = self._clock.now()
+        hours = (now - self._began.setdefault(agreement, now)) / 3600
+        return replace(report, cost_usd=offer.cost * hours) if offer is not None else report
 
     async def _reach(self, call: Coroutine[Any, Any, T]) -> T | Refusal:
         """What another region answered, or why it refused; UNHEARD: it may have been done, or not."""

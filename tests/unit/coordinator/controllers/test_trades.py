@@ -436,3 +436,38 @@ async def test_a_decline_of_all_rests_and_says_why(origin: Origin) -> None:
     assert isinstance(state.phase, Resting)
     assert state.phase.refusal is not None
     assert "TRADE_DENIED" in state.phase.refusal.found
+
+
+async def test_at_the_end_of_its_term_it_goes_on_unless_another_region_offers_better(tmp_path: Path) -> None:
+    want = replace(intent(), delegation=Delegation(DelegationMode.WHEN_INFEASIBLE, term_s=Seconds(30.0)))
+    origin = await Origin.open(tmp_path, want=want)
+    await origin.run(40.0, step=1.0)
+    first = origin.trades.delegated[KEY]
+    assert (first.region, (await origin.log()).count("AWARDED")) == ("a", 1)
+    origin.wire.regions["b"].cost = 0.1
+    origin.wire.regions["b"].p95_s = 0.01
+    await origin.run(40.0, step=1.0)
+    assert origin.trades.delegated[KEY].region == "b"
+    assert origin.wire.regions["a"].runs == []
+    reasons = [event.message for event in await origin.events.past(0, 1000) if event.code == "NOTICED"]
+    assert len(reasons) == 1
+    assert "BETTER_ELSEWHERE" in reasons[0]
+    await origin.store.close()
+
+
+async def test_looking_again_costs_nothing_where_nothing_is_due(origin: Origin) -> None:
+    origin.home.placed = True
+    await origin.run(0.5)
+    before = origin.ids.count
+    await origin.run(10.0)
+    assert origin.ids.count == before
+
+
+async def test_an_agreement_counts_while_it_lasts(origin: Origin) -> None:
+    await origin.run(1.0)
+    name = origin.trades.delegated[KEY].agreement
+    origin.home.seen = {name: replace(NOTHING, requests=10, latency_p95_s=Seconds(0.08))}
+    await origin.run(130.0, step=1.0)
+    assert origin.trades.reputation.trust["a"] < 0.6
+    assert 1 <= len(origin.wire.told) <= 2, "requests that were counted once count once"
+    assert origin.wire.told[0].delivered_p95_s == pytest.approx(0.078)

@@ -141,6 +141,11 @@ def gain_of_home(offer: Offer, terms: Terms) -> float:
     return gain(terms.own, figures_of(offer, terms), terms.weights) if terms.own is not None else math.nan
 
 
+def gain_of(offer: Offer, other: Offer, terms: Terms) -> float:
+    """By what share an offer betters another."""
+    return gain(figures_of(offer, terms), figures_of(other, terms), terms.weights)
+
+
 def misses(offer: Offer, require: Requirements, limits: Limits, terms: Terms) -> Refusal | None:
     """The first thing asked that an offer does not meet, as it is believed; in the order of placement's constraints."""
     latency, cost, joules = figures_of(offer, terms)

@@ -108,10 +108,12 @@ class Withdrawing:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """home_since: since when home has had a place for it all along; None: it has none."""
+    """home_since: since when home has had a place for it all along; None: it has none. term_at: when its term is over:
+    it goes on, unless another region offers better then."""
 
     deal: Deal
     asked: str
+    term_at: Elapsed
     home_since: Elapsed | None = None
     kind: Literal["active"] = "active"
 
@@ -252,10 +254,12 @@ class NoticeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What home could do now, for an agreement that may move to the better."""
+    """What home could do now, for an agreement that may move to the better. best: the best of other regions, which
+    holds nothing; None where none was asked, or fits."""
 
     agreement: str
     terms: Terms
+    best: Offer | None = None
 
 
 Event = (
@@ -323,9 +327,10 @@ class SendNotice:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """-> Compared."""
+    """-> Compared. abroad: with what other regions would offer, too."""
 
     agreement: str
+    abroad: bool
 
 
 @dataclass(frozen=True, slots=True)

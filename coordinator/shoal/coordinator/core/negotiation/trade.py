@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.negotiation.choice import Choice, Terms, choose, gain_of_home
+from shoal.coordinator.core.negotiation.choice import Choice, Terms, choose, gain_of, gain_of_home
 from shoal.coordinator.core.negotiation.model import (
     Account,
     Active,
@@ -94,6 +94,8 @@ SHORT_S: Final = Seconds(30.0)
 """Likewise one that serves short of what was agreed for so long."""
 HOME_STABLE_S: Final = Seconds(60.0)
 """A workload that was delegated because home had no place comes back when home has had one for so long."""
+MOVE_LEAST: Final = 0.10
+"""At the end of its term an agreement yields to another region's offer that is better by this share, or the margin."""
 COOLDOWN_S: Final = Seconds(60.0)
 """Between two attempts to better what runs; jittered upwards by a quarter."""
 REST_LEAST_S: Final = Seconds(1.0)
@@ -141,7 +143,8 @@ def restarted(trade: Trade, at: Elapsed, now: Elapsed) -> Trade:
         case Withdrawing():
             phase = replace(trade.phase, until=Elapsed(now + LONGEST_S), retry_at=now)
         case Active():
-            phase = replace(trade.phase, deal=unproven(trade.phase.deal), home_since=None)
+            active = trade.phase
+            phase = replace(active, deal=unproven(active.deal), home_since=None, term_at=moved(active.term_at))
     leaving = tuple(
         replace(each, deal=unproven(each.deal), ends_at=moved(each.ends_at), next_at=now) for each in trade.leaving
     )
@@ -176,17 +179,34 @@ def durable(trade: Trade) -> Trade:
     return replace(trade, phase=phase, leaving=leaving)
 
 
-def wake_at(trade: Trade) -> Elapsed:
-    """When time alone changes something, at the latest; inf: never."""
-    times = [time for each in trade.leaving for time in (each.ends_at, each.next_at, each.deal.renew_at)]
-    match trade.phase:
-        case Resting(until=until) | Soliciting(until=until):
+def wake_at(trade: Trade, need: Need) -> Elapsed:
+    """When time alone changes something, while the wish stays as it is; inf: never."""
+    times = [time for each in trade.leaving for time in _leaving_times(each)]
+    phase = trade.phase
+    match phase:
+        case Resting(until=until):
+            times += [until] if need is Need.SHORT else []
+            times += [max(until, trade.better_at)] if need is Need.BETTER else []
+        case Soliciting(until=until):
             times.append(until)
         case Awarding(until=until, retry_at=retry_at) | Withdrawing(until=until, retry_at=retry_at):
             times += [until, retry_at]
         case Active(deal=deal):
-            times += [deal.renew_at, deal.over_at]
+            times += [deal.renew_at, deal.over_at, phase.term_at]
+            times += [trade.better_at] if need is Need.BETTER else []
+            if deal.service is Service.STARTING:
+                times.append(Elapsed(deal.since + START_S + 3 * deal.offer.load_s))
+            if deal.service is Service.SHORT:
+                times.append(Elapsed(deal.since + SHORT_S))
+            if need is Need.CONTENT and phase.home_since is not None:
+                times.append(Elapsed(phase.home_since + HOME_STABLE_S))
     return min(times, default=Elapsed(math.inf))
+
+
+def _leaving_times(each: Leaving) -> tuple[Elapsed, ...]:
+    serving = (each.deal.renew_at, each.deal.over_at) if each.stage is Stage.SERVING else ()
+    told = () if each.told and each.stage is not Stage.SETTLING else (each.next_at,)
+    return (each.ends_at, *serving, *told)
 
 
 def open_award(trade: Trade) -> str:
@@ -298,11 +318,11 @@ def _renewing(deal: Deal, now: Elapsed, fresh: str) -> tuple[Deal, SendRenewal]:
 def _step(trade: Trade, event: Event, now: Elapsed, fresh: str, origin: str, term_s: Seconds) -> Stepped:
     match event:
         case Wish():
-            return _wished(trade, event, now, fresh)
+            return _wished(trade, event, now, fresh, term_s)
         case Answered():
             return _answered(trade, event, now, origin, term_s)
         case Granted():
-            return _granted(trade, event, now)
+            return _granted(trade, event, now, term_s)
         case AwardFailed():
             return _award_failed(trade, event, now)
         case Released(bid=bid):
@@ -332,17 +352,17 @@ def _step(trade: Trade, event: Event, now: Elapsed, fresh: str, origin: str, ter
             return _compared(trade, event, now)
 
 
-def _wished(trade: Trade, wish: Wish, now: Elapsed, fresh: str) -> Stepped:
+def _wished(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds) -> Stepped:
     changed = wish.asked != trade.asked and wish.need is not Need.NOTHING
     if changed:
         trade = replace(trade, asked=wish.asked, tries=0)
         if isinstance(trade.phase, Resting):
             trade = replace(trade, phase=replace(trade.phase, until=now))
-    done = _wished_phase(trade, wish, now, fresh)
+    done = _wished_phase(trade, wish, now, fresh, term_s)
     return replace(done, trade=_make_way(done.trade, wish, now))
 
 
-def _wished_phase(trade: Trade, wish: Wish, now: Elapsed, fresh: str) -> Stepped:
+def _wished_phase(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds) -> Stepped:
     phase = trade.phase
     match phase:
         case Resting():
@@ -359,23 +379,27 @@ def _wished_phase(trade: Trade, wish: Wish, now: Elapsed, fresh: str) -> Stepped
         case Soliciting() | Awarding() | Withdrawing():
             return Stepped(trade)  # the answers, or the grant, are judged by how things stand then
         case Active():
-            return _wished_active(trade, phase, wish, now, fresh)
+            return _wished_active(trade, phase, wish, now, fresh, term_s)
 
 
-def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh: str) -> Stepped:
+def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds) -> Stepped:
     if wish.need is Need.NOTHING:
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it is not to be delegated any more")
     if wish.asked != phase.asked:
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "its documents changed")
-    if wish.need is Need.SHORT:
-        return Stepped(replace(trade, phase=replace(phase, home_since=None)))
-    since = phase.home_since if phase.home_since is not None else now
-    trade = replace(trade, phase=replace(phase, home_since=since))
-    if wish.need is Need.CONTENT and now - since >= HOME_STABLE_S:
+    since = None if wish.need is Need.SHORT else phase.home_since if phase.home_since is not None else now
+    phase = replace(phase, home_since=since)
+    if wish.need is Need.CONTENT and since is not None and now - since >= HOME_STABLE_S:
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "home has a place for it again")
+    if now >= phase.term_at and term_s > 0:
+        after = replace(
+            trade, phase=replace(phase, term_at=Elapsed(now + term_s)), better_at=_cooled(trade, now, fresh)
+        )
+        return Stepped(after, (Compare(phase.deal.agreement, abroad=True),))
+    trade = replace(trade, phase=phase)
     if wish.need is Need.BETTER and now >= trade.better_at:
         after = replace(trade, better_at=_cooled(trade, now, fresh))
-        return Stepped(after, (Compare(phase.deal.agreement),))
+        return Stepped(after, (Compare(phase.deal.agreement, abroad=False),))
     return Stepped(trade)
 
 
@@ -433,7 +457,7 @@ def _without_winner(trade: Trade, phase: Soliciting, choice: Choice, now: Elapse
     return _rest(trade, phase, now, choice.refusal or Refusal(Code.NO_BID))
 
 
-def _granted(trade: Trade, event: Granted, now: Elapsed) -> Stepped:
+def _granted(trade: Trade, event: Granted, now: Elapsed, term_s: Seconds) -> Stepped:
     phase, grant = trade.phase, event.grant
     if not isinstance(phase, Awarding) or phase.award.agreement != grant.agreement:
         return Stepped(trade)  # an answer that came twice, or too late: then it is being withdrawn
@@ -454,7 +478,7 @@ def _granted(trade: Trade, event: Granted, now: Elapsed) -> Stepped:
         service=Service.STARTING,
         since=now,
     )
-    after = replace(trade, phase=Active(deal, phase.asked), tries=0)
+    after = replace(trade, phase=Active(deal, phase.asked, Elapsed(now + term_s)), tries=0)
     granted = Noted("granted", grant.agreement, deal.region, "", f"lease {show_seconds(lease_s)}", event.evidence)
     return Stepped(after, (), (granted,))
 
@@ -558,11 +582,17 @@ def _compared(trade: Trade, event: Compared, now: Elapsed) -> Stepped:
     phase = trade.phase
     if not isinstance(phase, Active) or phase.deal.agreement != event.agreement or event.terms.asked != phase.asked:
         return Stepped(trade)
-    gain = gain_of_home(phase.deal.offer, event.terms)
-    margin = event.terms.delegation.margin
-    if event.terms.delegation.mode is not DelegationMode.WHEN_BETTER or not (gain > 0 and gain >= margin):
-        return Stepped(trade)
-    return _leave(trade, phase.deal, now, Code.BETTER_ELSEWHERE, f"home is {gain:.1%} better")
+    offer, terms = phase.deal.offer, event.terms
+    gain = gain_of_home(offer, terms)
+    if terms.delegation.mode is DelegationMode.WHEN_BETTER and gain > 0 and gain >= terms.delegation.margin:
+        return _leave(trade, phase.deal, now, Code.BETTER_ELSEWHERE, f"home is {gain:.1%} better")
+    if event.best is not None and event.best.region != offer.region:
+        better = gain_of(event.best, offer, terms)
+        if better >= max(MOVE_LEAST, terms.delegation.margin):
+            after = replace(trade, better_at=now)
+            found = f"{event.best.region} is {better:.1%} better"
+            return _leave(after, phase.deal, now, Code.BETTER_ELSEWHERE, found)
+    return Stepped(trade)
 
 
 # -- what comes of it ------------------------------------------------------------------------------------------------

@@ -326,7 +326,7 @@ def better(gain_at_home: float) -> Compared:
 def test_home_takes_it_back_when_it_is_better_by_the_margin() -> None:
     state = held(active(), SHORT, 1, 100)
     due = told(state, Wish(Need.BETTER, "asked"), 100.0)
-    assert Compare(agreement_of(state)) in due.effects
+    assert Compare(agreement_of(state), abroad=False) in due.effects
     for gain, left in ((0.1, []), (0.9, ["noticed"])):
         assert notes(told(due.trade, replace(better(gain), agreement=agreement_of(state)), 100.1)) == left
 
