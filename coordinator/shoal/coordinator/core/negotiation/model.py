@@ -146,7 +146,8 @@ Phase = Resting | Soliciting | Awarding | Withdrawing | Active
 @dataclass(frozen=True, slots=True)
 class Trade:
     """better_at: until then nothing is done merely because it would be better. tries: rounds in vain since the last
-    agreement, or since the documents changed. asked: hash of the documents as last seen."""
+    agreement, or since the documents changed. asked: hash of the documents as last seen. said: hash of the answers that
+    were in vain, so that the same ones are not told to the log again and again; empty where the next are news."""
 
     workload: WorkloadKey
     phase: Phase = Resting(LONG_AGO)
@@ -154,6 +155,7 @@ class Trade:
     better_at: Elapsed = LONG_AGO
     tries: int = 0
     asked: str = ""
+    said: str = ""
 
     @property
     def is_over(self) -> bool:

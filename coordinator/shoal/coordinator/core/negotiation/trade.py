@@ -176,7 +176,8 @@ def durable(trade: Trade) -> Trade:
         case Active():
             phase = replace(phase, deal=plain(phase.deal), home_since=None)
     leaving = tuple(replace(each, deal=plain(each.deal), told=False, next_at=_ANY) for each in trade.leaving)
-    return replace(trade, phase=phase, leaving=leaving)
+    idle = trade.is_over and not trade.tries
+    return replace(trade, phase=phase, leaving=leaving, asked="" if idle else trade.asked, said="")
 
 
 def wake_at(trade: Trade, need: Need) -> Elapsed:
@@ -250,7 +251,7 @@ def _timed(trade: Trade, now: Elapsed, fresh: str, origin: str) -> Stepped:
     phase = trade.phase
     if isinstance(phase, Soliciting) and now >= phase.until:
         refusal = Refusal(Code.NO_BID, "no region answered in time", f"answers within {show_seconds(ANSWER_S)}")
-        done = done.plus(_rest(trade, phase, now, refusal))
+        done = done.plus(_rest(trade, phase, now, refusal, "nobody"))
     elif isinstance(phase, Awarding) and now >= phase.until:
         done = done.plus(_withdraw(trade, phase, now, origin, Code.HOLD_EXPIRED))
     elif isinstance(phase, Awarding) and now >= phase.retry_at:
@@ -355,8 +356,8 @@ def _step(trade: Trade, event: Event, now: Elapsed, fresh: str, origin: str, ter
 def _wished(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds) -> Stepped:
     changed = wish.asked != trade.asked and wish.need is not Need.NOTHING
     if changed:
-        trade = replace(trade, asked=wish.asked, tries=0)
-        if isinstance(trade.phase, Resting):
+        trade = replace(trade, asked=wish.asked, tries=0, said="")
+        if isinstance(trade.phase, Resting) and trade.phase.until > now:
             trade = replace(trade, phase=replace(trade.phase, until=now))
     done = _wished_phase(trade, wish, now, fresh, term_s)
     return replace(done, trade=_make_way(done.trade, wish, now))
@@ -373,9 +374,8 @@ def _wished_phase(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Se
                 return Stepped(trade)
             asking = Soliciting(fresh, 1, wish.asked, "", wish.need, now, Elapsed(now + ANSWER_S + PATIENCE_S))
             after = replace(trade, phase=asking, better_at=_cooled(trade, now, fresh))
-            return Stepped(
-                after, (Solicit(fresh, 1, wish.asked, None),), (Noted("solicited", fresh, "", "", wish.need),)
-            )
+            solicited = Noted("solicited", fresh, "", "", wish.need)
+            return Stepped(after, (Solicit(fresh, 1, wish.asked, None),), () if trade.said else (solicited,))
         case Soliciting() | Awarding() | Withdrawing():
             return Stepped(trade)  # the answers, or the grant, are judged by how things stand then
         case Active():
@@ -436,25 +436,27 @@ def _answered(trade: Trade, event: Answered, now: Elapsed, origin: str, term_s: 
     losers = [each for each in offers if choice.winner is None or each.id != choice.winner.id]
     releases = tuple(_release(each, origin) for each in losers)
     if choice.winner is None:
-        return Stepped(trade, releases, notes).plus(_without_winner(trade, phase, choice, now))
+        return Stepped(trade, releases).plus(_without_winner(trade, phase, choice, notes, now))
     winner = choice.winner
     agreement = "g-" + _name(origin, phase.solicitation, winner.id)
     award = Award(agreement, phase.solicitation, winner.id, origin, trade.workload, term_s, ())
     until = Elapsed(phase.asked_at + min(winner.hold_s, HOLD_MOST_S))
-    after = replace(trade, phase=Awarding(winner, award, phase.asked, until, Elapsed(now + CALL_S)))
+    after = replace(trade, phase=Awarding(winner, award, phase.asked, until, Elapsed(now + CALL_S)), said="")
     evidence = event.evidence.get(winner.region, b"")
     awarded = Noted("awarded", agreement, winner.region, "", shown(winner), evidence)
     return Stepped(after, (SendAward(winner.region, award), *releases), (*notes, awarded))
 
 
-def _without_winner(trade: Trade, phase: Soliciting, choice: Choice, now: Elapsed) -> Stepped:
-    """Another round with what may give, or rest."""
+def _without_winner(trade: Trade, phase: Soliciting, choice: Choice, notes: tuple[Noted, ...], now: Elapsed) -> Stepped:
+    """Another round with what may give, or rest. What was said before is not told again."""
     step = choice.relaxation
     if step is not None and phase.round == 1:
         asking = replace(phase, round=2, relaxed=step.change, asked_at=now, until=Elapsed(now + ANSWER_S + PATIENCE_S))
         solicited = Noted("solicited", phase.solicitation, "", "", f"round 2, relaxed: {step.change}")
-        return Stepped(replace(trade, phase=asking), (Solicit(phase.solicitation, 2, phase.asked, step),), (solicited,))
-    return _rest(trade, phase, now, choice.refusal or Refusal(Code.NO_BID))
+        asked = (Solicit(phase.solicitation, 2, phase.asked, step),)
+        return Stepped(replace(trade, phase=asking), asked, () if trade.said else (*notes, solicited))
+    said = _name(*sorted(f"{row.answer.region} {row.refusal.code if row.refusal else ''}" for row in choice.judged))
+    return _rest(trade, phase, now, choice.refusal or Refusal(Code.NO_BID), said, notes)
 
 
 def _granted(trade: Trade, event: Granted, now: Elapsed, term_s: Seconds) -> Stepped:
@@ -626,11 +628,14 @@ def _withdraw(trade: Trade, phase: Awarding, now: Elapsed, origin: str, code: Co
     return Stepped(replace(trade, phase=after), (_release(phase.offer, origin),))
 
 
-def _rest(trade: Trade, phase: Soliciting, now: Elapsed, refusal: Refusal) -> Stepped:
+def _rest(
+    trade: Trade, phase: Soliciting, now: Elapsed, refusal: Refusal, said: str, notes: tuple[Noted, ...] = ()
+) -> Stepped:
     """What was only to be bettered has its cooldown, and no pause besides: it may come to be short."""
     better = phase.need is Need.BETTER
     after = replace(trade, phase=Resting(now, refusal)) if better else _resting(trade, now, refusal)
-    return Stepped(after, (), (Noted("no_bid", phase.solicitation, "", refusal.code, str(refusal)),))
+    no_bid = Noted("no_bid", phase.solicitation, "", refusal.code, str(refusal))
+    return Stepped(replace(after, said=said), (), () if said == trade.said else (*notes, no_bid))
 
 
 def _resting(trade: Trade, now: Elapsed, refusal: Refusal) -> Trade:

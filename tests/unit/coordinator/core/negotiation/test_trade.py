@@ -363,6 +363,24 @@ def test_renewals_leave_nothing_to_store() -> None:
     assert trade.durable(after) == trade.durable(before)
 
 
+def test_the_same_answers_in_vain_are_told_once() -> None:
+    state, now, told_of = Trade(KEY), 0.0, list[list[str]]()
+    for count in range(4):
+        first = told(state, SHORT, now, f"t-{count}")
+        answers = (counter("a", 0.5),) if count < 3 else ()
+        last = told(first.trade, Answered(f"t-{count}", 1, answers, terms(0.03)), now)
+        told_of.append(notes(first) + notes(last))
+        state = last.trade
+        assert isinstance(state.phase, Resting)
+        now = state.phase.until
+    assert told_of == [["solicited", "countered", "no_bid"], [], [], ["no_bid"]]
+
+
+def test_what_has_a_place_and_never_traded_leaves_nothing_to_store() -> None:
+    after = told(Trade(KEY), Wish(Need.CONTENT, "asked", home_serves=True), 5.0).trade
+    assert trade.durable(after) == trade.durable(Trade(KEY))
+
+
 # -- laws --------------------------------------------------------------------------------------------------------------
 
 
