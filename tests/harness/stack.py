@@ -22,7 +22,7 @@ from harness.pki import Files
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.client import Context, Contexts, Region
-from shoal.devstack.control import Control, Up
+from shoal.devstack.control import Control, Up, context_of
 from shoal.v1 import operator_pb2
 from shoal.wire.enrol import redeem
 
@@ -42,8 +42,9 @@ class Stack:
         self.control = Control(folder / "dev", self.contexts)
         self._up: Up | None = None
 
-    def up(self, agents: int, link: str = "grpc") -> None:
-        self._up = self.control.up(agents, lambda text: None, link=link)
+    def up(self, agents: int, link: str = "grpc", *, regions: int = 1, federation: int = 0) -> None:
+        """agents: of each region."""
+        self._up = self.control.up(agents, lambda text: None, link=link, regions=regions, federation=federation)
 
     def down(self) -> None:
         """Nothing of it runs when this returns."""
@@ -68,8 +69,9 @@ class Stack:
 
     # as an operator
 
-    def api(self) -> Region:
-        return Region(self.info.operator)
+    def api(self, region: str = "") -> Region:
+        """region: by default the first."""
+        return Region(self.contexts.get(context_of(self.info.stack, region)) if region else self.info.operator)
 
     def shoal(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """The real command line, in a process of its own."""
@@ -95,8 +97,8 @@ class Stack:
         with self.api() as api:
             api.push(path, name)
 
-    def apply(self, text: str) -> operator_pb2.ApplyReply:
-        with self.api() as api:
+    def apply(self, text: str, region: str = "") -> operator_pb2.ApplyReply:
+        with self.api(region) as api:
             reply = api.apply([operator_pb2.Document(name="test.yaml", text=text)])
         assert not reply.problems, reply.problems
         return reply
@@ -218,10 +220,11 @@ def _alive(processes: dict[Process, str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def region(folder: Path, agents: int, link: str = "grpc") -> Iterator[Stack]:
+def region(folder: Path, agents: int, link: str = "grpc", *, regions: int = 1, federation: int = 0) -> Iterator[Stack]:
+    """With the model `relu` in the first region."""
     stack = Stack(folder)
     try:
-        stack.up(agents, link)
+        stack.up(agents, link, regions=regions, federation=federation)
         stack.push(relu().SerializeToString(), "relu")
         yield stack
     finally:

@@ -20,6 +20,7 @@ from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_li
 from shoal.devstack.layout import Asked, Member, Stack
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.v1.operator_pb2 import Document, FederationView
 from shoal.wire.enrol import redeem
 from shoal.wire.private import write_private
 from shoal.wire.unix import reachable
@@ -27,6 +28,7 @@ from shoal.wire.unix import reachable
 Say = Callable[[str], None]
 CONTEXT: Final = "dev"
 NODES_READY_WITHIN_S: Final = 90.0
+ACQUAINTED_WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,9 @@ class Control:
             stack = self._scaled(apis, stack, say)
             for name, api in apis.items():
                 self._client_files(api, stack.of(name), self._client(stack, name))
+            self._federate(apis, stack, say)
         for name in stack.regions:
-            self._contexts.save(self._operator(stack.of(name), _context(stack, name)), use=name == stack.region)
+            self._contexts.save(self._operator(stack.of(name), context_of(stack, name)), use=name == stack.region)
         return self._describe(stack)
 
     def _start_leading(self, region: Stack, say: Say) -> Context:
@@ -135,6 +138,32 @@ class Control:
 
     def _client(self, stack: Stack, region: str) -> Path:
         return self.folder / ("client" if region == stack.region else f"{region}-client")
+
+    def _federate(self, apis: Mapping[str, Region], stack: Stack, say: Say) -> None:
+        """Every region a member that works for all the others; one that is, from an earlier start, stays as it is."""
+        if not stack.federation:
+            return
+        door = stack.federation[0]
+        operator = Context(
+            f"{CONTEXT}-{layout.FEDERATION}",
+            layout.FEDERATION,
+            door.addresses["link"],
+            str(self.folder / door.name / "operator"),
+        )
+        with Region(operator) as federation:
+            for name, api in apis.items():
+                if api.federation() is None:
+                    say(f"{name} joins the federation")
+                    token = federation.create_token("region", name, 300.0).token
+                    api.join_federation(layout.road(door.addresses["enrol"]), token)
+                    api.apply([Document(name=f"{name}.yaml", text=layout.TRADING.format(region=name))])
+
+        def acquainted() -> bool:
+            views = [api.federation() for api in apis.values()]
+            return all(view is not None and _knows(view, len(apis)) for view in views)
+
+        _wait(acquainted, ACQUAINTED_WITHIN_S, "every region to know the others")
+        self._contexts.save(operator, use=False)
 
     def running(self) -> bool:
         try:
@@ -196,7 +225,7 @@ class Control:
             stack = layout.load(self.folder)
         except ShoalError:
             return (CONTEXT,)
-        return (*(_context(stack, name) for name in stack.regions), f"{CONTEXT}-{layout.FEDERATION}")
+        return (*(context_of(stack, name) for name in stack.regions), f"{CONTEXT}-{layout.FEDERATION}")
 
     def _stack(self, asked: Asked) -> Stack:
         try:
@@ -304,8 +333,14 @@ class Control:
         return Up(stack, self.folder, operator, client, self.folder / "client" / "bearer")
 
 
-def _context(stack: Stack, region: str) -> str:
+def context_of(stack: Stack, region: str) -> str:
+    """Of the region's operator."""
     return CONTEXT if region == stack.region else f"{CONTEXT}-{region}"
+
+
+def _knows(view: FederationView, count: int) -> bool:
+    """Whether a region lists so many, and what they have free."""
+    return len(view.members) == count and all(member.advertises for member in view.members)
 
 
 def _free_ports(names: tuple[str, ...]) -> dict[str, int]:

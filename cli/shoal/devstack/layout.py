@@ -36,6 +36,14 @@ SITES: Final = {"cloud-gpu": "cloud", "small-cpu": "pole"}
 """Node label `site`, for selectors."""
 
 
+TRADING: Final = """apiVersion: shoal/v1
+kind: Region
+metadata: {{name: {region}}}
+spec: {{trade: [{{with: "*", hold_share: 80%}}]}}
+"""
+"""What a region of a local federation begins with: it works for all the others, who are few and share its devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One program of the stack. name: also its identity's, but for a coordinator's. region: whose it is, or the

@@ -7,7 +7,7 @@ import click
 from shoal.cli.options import output
 from shoal.cli.render.output import emit, line, table
 from shoal.devstack import layout
-from shoal.devstack.control import Control, Up
+from shoal.devstack.control import Control, Up, context_of
 from shoal.devstack.keeper import LASTING, VERBS
 from shoal.types.codes import Code, refuse
 
@@ -57,9 +57,8 @@ def up(
     data_dir: Path | None, agents: int, name: str, regions: int, federation_replicas: int, store: str, link: str
 ) -> None:
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
-    for asked, given in (("--federation-replicas 0", federation_replicas == 0), ("--store sqlite", store == "sqlite")):
-        if not given:
-            raise refuse(Code.NOT_SUPPORTED_YET, "not in this release", asked, "leave the option out")
+    if store != "sqlite":
+        raise refuse(Code.NOT_SUPPORTED_YET, "not in this release", "--store sqlite", "leave the option out")
     control = Control(data_dir)
     show_up(
         control.up(
@@ -86,6 +85,10 @@ def show_up(found: Up) -> None:
     )
     line(f"client    {client}: cert.pem, key.pem, ca.pem; bearer token in {found.bearer.name}")
     line("operator  context `dev` is in use: try `shoal get nodes`")
+    if others := stack.regions[1:]:
+        line(f"others    {', '.join(others)}: as above with `--context {context_of(stack, others[0])}` ..")
+    if stack.federation:
+        line("          and `shoal federation regions`; the federation's own operator is context `dev-federation`")
 
 
 @dev.command()
