@@ -7,22 +7,21 @@ from time import perf_counter
 
 import click
 
-from shoal.simulator.scenario import SCENARIOS, play
-from shoal.simulator.sweep import replay, sweep
+from shoal.simulator.sweep import PLAYS, replay, sweep
 
 TOLD = (
-    "fault.", "storm.", "process.", "operator.",
+    "fault.", "storm.", "process.", "operator.", "holds", "guests", "delegated",
     "coordinator.started", "coordinator.died", "agent.started", "agent.died",
 )  # fmt: skip
-TOLD_MORE = (*TOLD, "worker.", "link.", "journal.", "front.")
+TOLD_MORE = (*TOLD, "worker.", "link.", "journal.", "front.", "region.", "said", "delivered", "answered", "refused")
 
 
 @click.command()
 @click.option("--seed", type=int, required=True, help="The run's seed; it decides everything.")
-@click.option("--scenario", type=click.Choice(sorted(SCENARIOS)), default="storm", show_default=True)
+@click.option("--scenario", type=click.Choice(sorted(PLAYS)), default="storm", show_default=True)
 @click.option("--count", type=int, default=0, help="Play so many seeds from --seed on; one line each.")
 @click.option("--jobs", type=int, default=os.cpu_count() or 1, show_default=True)
-@click.option("-v", "--verbose", count=True, help="-v: also workers and links. -vv: every event.")
+@click.option("-v", "--verbose", count=True, help="-v: also workers, links, messages. -vv: every event.")
 def main(seed: int, scenario: str, count: int, jobs: int, verbose: int) -> None:
     """Exit status 1 when anything was violated."""
     sys.exit(_many(range(seed, seed + count), scenario, jobs) if count else _one(seed, scenario, verbose))
@@ -30,7 +29,7 @@ def main(seed: int, scenario: str, count: int, jobs: int, verbose: int) -> None:
 
 def _one(seed: int, scenario: str, verbose: int) -> int:
     began = perf_counter()
-    outcome = play(seed, SCENARIOS[scenario])
+    outcome = PLAYS[scenario](seed)
     took = perf_counter() - began
     for event in outcome.events:
         if verbose > 1 or event.kind.startswith(TOLD_MORE if verbose else TOLD):

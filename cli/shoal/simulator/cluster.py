@@ -400,7 +400,7 @@ class Ids:
     """The Ids port: names from the seed."""
 
     def __init__(self, world: World, process: Process) -> None:
-        self._chance = world.chance.stream(f"ids-{world.now()}")
+        self._chance = world.chance.stream(f"ids-{process.name}-{world.now()}")
         self._process = process
 
     def name(self, kind: str) -> str:

@@ -74,21 +74,44 @@ def play(seed: int, scenario: Scenario) -> Outcome:
 
 def perform(seed: int, name: str, spec: Callable[[Chance], Spec], story: Story) -> Outcome:
     """A region as `spec` draws it, and a story told with it."""
-    gc.disable()  # when cycles are collected must not depend on what ran before
     runs: list[Stage] = []
 
-    async def told(loop: VirtualLoop) -> None:
-        world = World(loop, seed)
+    async def told(world: World) -> None:
         runs.append(Stage(world, Cluster(world, spec(world.chance.stream("region")))))
-        await runs[0].tell(story)
+        try:
+            await story(runs[0])
+        finally:
+            runs[0].cluster.end()
+
+    live(seed, told)
+    return runs[0].outcome(name)
+
+
+def live(seed: int, story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    """Tells `story` in a world of its own, to its end or to the first failure."""
+    gc.disable()  # when cycles are collected must not depend on what ran before
+    worlds: list[World] = []
+
+    async def main(loop: VirtualLoop) -> None:
+        worlds.append(World(loop, seed))
+        telling = asyncio.ensure_future(story(worlds[0]))
+        failing = asyncio.ensure_future(worlds[0].failed.wait())
+        try:
+            await asyncio.wait((telling, failing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            failing.cancel()
+            if not telling.done():
+                telling.cancel()
+                await asyncio.wait((telling,))
+        if not telling.cancelled():
+            telling.result()
 
     try:
-        run(told)
+        run(main)
     except (Deadlock, Livelock) as stuck:
-        runs[0].cluster.world.fail(str(stuck), stuck)
+        worlds[0].fail(str(stuck), stuck)
     finally:
         gc.enable()
-    return runs[0].outcome(name)
 
 
 def digest(index: int) -> str:
@@ -166,19 +189,6 @@ class Stage:
             events=tuple(history.events),
             cause=self.world.first_failure,
         )
-
-    async def tell(self, story: Story) -> None:
-        """To its end, or to the first failure."""
-        telling = asyncio.ensure_future(story(self))
-        failing = asyncio.ensure_future(self.world.failed.wait())
-        try:
-            await asyncio.wait((telling, failing), return_when=asyncio.FIRST_COMPLETED)
-            if telling.done():
-                telling.result()
-        finally:
-            telling.cancel()
-            failing.cancel()
-            self.cluster.end()
 
     async def converges(self, within_s: float, when: str) -> float:
         """I12: virtual seconds until nothing is missing; what still is, is the violation."""

@@ -1,13 +1,20 @@
 """Many seeds, on all cores."""
 
 import multiprocessing
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
+from shoal.simulator import negotiation
 from shoal.simulator.scenario import SCENARIOS, Outcome, play
 
 BATCH = 4
+PLAYS: Final[Mapping[str, Callable[[int], Outcome]]] = {
+    **{name: partial(play, scenario=scenario) for name, scenario in SCENARIOS.items()},
+    negotiation.NAME: negotiation.play,
+}
+"""What there is to play: one run of a seed."""
 
 
 def sweep(seeds: Iterable[int], scenario: str, jobs: int) -> Generator[Outcome]:
@@ -25,4 +32,4 @@ def replay(outcome: Outcome) -> str:
 
 
 def _play(seed: int, scenario: str) -> Outcome:
-    return replace(play(seed, SCENARIOS[scenario]), events=(), cause=None)
+    return replace(PLAYS[scenario](seed), events=(), cause=None)

@@ -2,7 +2,8 @@
 
 Events read here: `said`, `delivered`, `answered`, `heard`, `refused` of messages (between.py); `region.up`,
 `region.down`, `region.stopped`, `region.awake`; and what a region acts on, whenever it changes: `holds` (bids that it
-keeps room for), `guests` (agreements that it runs for others), `delegated` (own workloads that run elsewhere), `room`
+keeps room for), `guests` (agreements that it runs for others), `delegated` (own workloads that run elsewhere, and the
+agreements that it is leaving), `room`
 (what it gave away of each device); at the end `ledger` (its entries, oldest first) and `story.ends`.
 """
 
@@ -45,10 +46,12 @@ class Regions:
 
 
 class HoldsEnd:
-    """A hold that was not awarded is gone when it is over."""
+    """A hold that was not awarded is gone when it is over, and an award that comes later gets nothing."""
 
     def __init__(self) -> None:
         self._regions = Regions()
+        self._bids: dict[str, str] = {}
+        self._begun: set[tuple[str, str]] = set()
         self._until: dict[tuple[str, str], float] = {}
         self._held: dict[str, tuple[str, ...]] = {}
 
@@ -57,6 +60,15 @@ class HoldsEnd:
         self._regions.take(event)
         if event.kind == "answered" and facts["what"] == "Offer":
             self._until[facts["by"], facts["bid"]] = event.at + facts["hold_s"]
+        if event.kind == "said" and facts["what"] == "Award":
+            self._bids[facts["agreement"]] = facts["bid"]
+        if event.kind == "guests":
+            for agreement in facts["agreements"]:
+                key = (facts["region"], self._bids.get(agreement, ""))
+                if key not in self._begun and event.at > self._until.get(key, event.at) + SLACK_S:
+                    self._begun.add(key)
+                    return f"{key[0]} takes {agreement}, and the hold of {key[1]} was over at {self._until[key]:.1f} s"
+                self._begun.add(key)
         if event.kind == "holds":
             self._held[facts["region"]] = facts["bids"]
             for bid in facts["bids"]:
@@ -82,6 +94,7 @@ class OneAward:
         self._bids: dict[str, str] = {}
         self._calls: dict[int, tuple[str, str]] = {}
         self._asked: dict[int, float] = {}
+        self._delegated: dict[str, set[str]] = defaultdict(set)
 
     def take(self, event: Happened) -> str | None:
         facts = event.facts
@@ -100,6 +113,10 @@ class OneAward:
             case "heard", "Refusal" if facts["call"] in self._calls and facts["code"] != "PEER_UNREACHABLE":
                 kind, name = self._calls[facts["call"]]
                 self._let_go(self._bids.get(name, name) if kind == "Release" else name)
+            case "delegated", _:
+                self._listed(facts["region"], {agreement for _, agreement, *_ in facts["workloads"]})
+                for agreement in facts["leaving"]:
+                    self._let_go(agreement)
             case "heard", "Done" if self._calls.get(facts["call"], ("", ""))[0] == "Release":
                 self._let_go(self._bids.get(self._calls[facts["call"]][1], ""))
         return None
@@ -125,6 +142,12 @@ class OneAward:
         known = self._open[self._workloads.get(agreement, "")]
         if agreement in known:
             known[agreement] = until
+
+    def _listed(self, region: str, agreements: set[str]) -> None:
+        """Nothing is sent any more to what has gone from here."""
+        before, self._delegated[region] = self._delegated[region], agreements
+        for agreement in before - agreements:
+            self._let_go(agreement)
 
     def _let_go(self, agreement: str) -> None:
         self._open[self._workloads.get(agreement, "")].pop(agreement, None)

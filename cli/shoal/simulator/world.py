@@ -109,6 +109,10 @@ class Process:
         if self._awake is None:
             self._awake = asyncio.Event()
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._awake is not None
+
     def go_on(self) -> None:
         awake, self._awake = self._awake, None
         if awake is not None:

@@ -37,7 +37,7 @@ def guests(time: float, *agreements: str) -> Event:
 
 
 def runs_away(time: float, *, ready: bool = True) -> Event:
-    return at(time, "delegated", region="home", workloads=(("shop/text", "g-1", "away", ready, True),))
+    return at(time, "delegated", region="home", workloads=(("shop/text", "g-1", "away", ready, True),), leaving=())
 
 
 def awarded(time: float, call: int = 1, **changed: Any) -> list[Event]:
@@ -108,6 +108,10 @@ SOUND: dict[str, list[Event]] = {
         at(25.2, "heard", RENEWED, call=2, to="home"), time_passes(50.0), guests(59.0), runs_away(54.0, ready=False),
         time_passes(95.0),
     ],
+    "while one is being left": [
+        *awarded(1.0), at(2.0, "delegated", region="home", workloads=(), leaving=("g-1",)),
+        *awarded(3.0, call=3, bid="b-2", agreement="g-2"),
+    ],
     "after a lease that was over": [*awarded(1.0), *awarded(32.0, call=2, bid="b-2", agreement="g-2")],
     "two ledgers with one story": [
         WORD, ledger("home", "away", "awarded", "granted", "breached", "ended", evidence=SAID),
@@ -127,6 +131,7 @@ VIOLATED: dict[str, list[list[Event]]] = {
             *up("away"), holds(1.0, "b-1"), at(1.1, "answered", OFFER, call=1, to="home"),
             at(5.0, "region.down", region="away"), at(91.0, "region.up", region="away"), time_passes(93.0),
         ],
+        [at(1.1, "answered", OFFER, call=1, to="home"), *awarded(13.0), guests(13.2, "g-1")],
     ],
     "OneAward": [
         [at(1.0, "said", AWARD, call=1, target="away"), *awarded(3.0, call=2, bid="b-2", agreement="g-2")],

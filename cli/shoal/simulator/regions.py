@@ -1,0 +1,409 @@
+"""Two or three regions and the replicas of their federation: the real controllers of trade over a small engine each.
+
+What a region acts on is told to the record whenever it changes; the judge of trades reads nothing else of it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final, cast
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.bids import BidsController
+from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.federation import FederationController
+from shoal.coordinator.controllers.ledger import LEDGER, Ledger
+from shoal.coordinator.controllers.region import NoMeter
+from shoal.coordinator.controllers.trades import TradesController
+from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.core.negotiation.advertise import classes
+from shoal.coordinator.core.negotiation.model import Active, Resting
+from shoal.coordinator.ports import Change, Record, Transaction
+from shoal.simulator.between import Between, Candidates, FederationEnd, Peers, federation, peer
+from shoal.simulator.cluster import Ids
+from shoal.simulator.disk import Disk
+from shoal.simulator.home import Estate, Home
+from shoal.simulator.network import Conditions
+from shoal.simulator.storage import Store, format_store
+from shoal.simulator.world import Clock, Process, World
+from shoal.types.chain import LedgerEntry
+from shoal.types.codes import Code, ShoalError
+from shoal.types.offer import Advertisement, Answer, Directory, Member
+from shoal.types.profile import ModelProfile
+from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.workload import Intent, Trade
+
+if TYPE_CHECKING:
+    from shoal.coordinator.controllers.models import ModelsController
+    from shoal.coordinator.controllers.workloads import WorkloadsController
+
+FEDERATION: Final = "fed"
+ADVERTISE_S: Final = 5.0
+WAY_S: Final = 0.004
+"""There and back between any two regions."""
+LEASE_S: Final = Seconds(30.0)
+TICK_S: Final = 0.5
+
+
+class Federated:
+    """All of them, and the paths between."""
+
+    def __init__(
+        self, world: World, estates: tuple[Estate, ...], profiles: Mapping[str, ModelProfile], replicas: int
+    ) -> None:
+        self.world = world
+        self.between = Between(world)
+        self.sites = {estate.name: Site(self, estate, estates, profiles) for estate in estates}
+        self.store_disk = Disk(world, "etcd")
+        self.replicas = {
+            f"{FEDERATION}-{number}": Replica(self, f"{FEDERATION}-{number}") for number in range(replicas)
+        }
+        self.over = False
+
+    async def start(self) -> None:
+        setup = Process(self.world, "setup")
+        for disk in (self.store_disk, *(site.disk for site in self.sites.values())):
+            await format_store(setup, disk)
+        self.store = Store(self.world, Process(self.world, "etcd"), self.store_disk)
+        for party in self.parties():
+            party.boot()
+
+    def parties(self) -> "tuple[Site | Replica, ...]":
+        return (*self.sites.values(), *self.replicas.values())
+
+    def paths(self) -> list[Conditions]:
+        """Both ways between any two parties."""
+        names = [party.name for party in self.parties()]
+        return [self.between.path(one, other) for one in names for other in names if one != other]
+
+    def clear_weather(self) -> None:
+        for path in self.paths():
+            path.loss = path.late = path.duplicate = 0.0
+            path.delay_s = 0.002
+
+    def is_known(self) -> bool:
+        """Everybody is up and knows of everybody."""
+        everybody = set(self.sites)
+        return all(
+            site.is_up and site.directory is not None and {each.region for each in site.directory.members} == everybody
+            for site in self.sites.values()
+        )
+
+    def missing(self, *, served: bool) -> list[str]:
+        """What keeps the regions from being at rest; served: what is wanted must be."""
+        found = [f"{party.name} is down" for party in self.parties() if not party.is_up]
+        if found:
+            return found
+        running = {(site.name, agreement) for site in self.sites.values() for agreement in site.guests}
+        believed = set[tuple[str, str]]()
+        for site in self.sites.values():
+            found += site.missing(served=served)
+            believed |= {(each.region, each.agreement) for each in site.home.delegated.values() if each.wanted}
+        found += [f"{region} runs {agreement} for nobody" for region, agreement in sorted(running - believed)]
+        found += [f"{region} does not run {agreement}" for region, agreement in sorted(believed - running)]
+        return found
+
+    def read_ledgers(self) -> None:
+        """What each region's ledger says, from its first entry."""
+        for site in self.sites.values():
+            self.world.record("ledger", region=site.name, entries=site.ledger())
+
+    def end(self) -> None:
+        self.over = True
+        for party in self.parties():
+            if party.process is not None:
+                party.process.die()
+
+
+class Party:
+    """One process that may die, stop and start again."""
+
+    def __init__(self, federated: Federated, name: str) -> None:
+        self.federated = federated
+        self.world = federated.world
+        self.name = name
+        self.process: Process | None = None
+        self.chance = self.world.chance.stream(f"party/{name}")
+        self.clock = Clock(self.world, booted_at=self.chance.between(1.0, 1e5))
+        self.reboots = False
+        """Its machine goes down with it."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def boot(self) -> None:
+        """A new process on what its disk holds."""
+        if self.federated.over or self.is_up:
+            return
+        self.process = process = Process(self.world, self.name)
+        process.on_death(self._died)
+        process.spawn(self._live(process), "run")
+
+    def kill(self, *, reboots: bool = False, steps: int = 0) -> None:
+        """At once, or after so many more steps of its ports."""
+        if self.process is None or not self.process.alive:
+            return
+        self.reboots = reboots
+        if steps:
+            self.process.fuse = steps
+        else:
+            self.world.record("fault.killed", process=self.name, where="any")
+            self.process.die()
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT."""
+        process = self.process
+        if process is None or not process.alive or process.is_stopped:
+            return
+        self.world.record("fault.stopped", process=self.name, seconds=round(seconds, 3))
+        self.world.record("region.stopped", region=self.name)
+        process.stop()
+        self.world.later(seconds, lambda: self.go_on(process))
+
+    def go_on(self, process: Process) -> None:
+        if process.alive and process.is_stopped:
+            self.world.record("region.awake", region=self.name)
+            process.go_on()
+
+    async def _live(self, process: Process) -> None:
+        raise NotImplementedError
+
+    def _died(self) -> None:
+        self.world.record("region.down", region=self.name)
+        if self.reboots:
+            self.clock.reboot(self.chance.between(1.0, 100.0))
+            self.world.record("fault.rebooted", process=self.name)
+        self.reboots = False
+        self.world.later(0.05 + min(self.chance.delay(1.0), 20.0), self.boot)
+
+
+class Running:
+    """The Clock port of one process: whoever sleeps in a stopped process sleeps on."""
+
+    def __init__(self, clock: Clock, process: Process) -> None:
+        self._clock = clock
+        self._process = process
+
+    def now(self) -> Elapsed:
+        return self._clock.now()
+
+    def wall(self) -> Wall:
+        return self._clock.wall()
+
+    async def sleep(self, seconds: Seconds) -> None:
+        await self._clock.sleep(seconds)
+        await self._process.awake()
+        self._process.check()
+
+
+class Replica(Party):
+    """One replica of the federation; all share one store."""
+
+    async def _live(self, process: Process) -> None:
+        store = Shared(process, self.federated.store)
+        clock = Running(self.clock, process)
+        events = EventLog(store, clock, kept=100, audit_kept=100)
+        candidates = Candidates(process, self.federated.between, self.name)
+        controller = FederationController(FEDERATION, store, events, clock, NoMeter(), candidates)
+        await controller.start()
+        for site in self.federated.sites.values():
+            if site.name not in {member.region for member in controller.directory().members}:
+                await controller.admit(site.member)
+        self.federated.between.listen(self.name, process, federation(FEDERATION, controller))
+        self.world.record("region.up", region=self.name)
+        await controller.run()
+
+
+class Shared:
+    """The Store port of one process on a store that others use too."""
+
+    def __init__(self, process: Process, store: Store) -> None:
+        self._process = process
+        self._store = store
+
+    async def read(self, key: str) -> Record | None:
+        await self._step(f"read {key}")
+        return await self._store.read(key)
+
+    async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
+        await self._step(f"scan {prefix}")
+        return await self._store.scan(prefix, after=after, limit=limit)
+
+    async def commit(self, transaction: Transaction) -> int:
+        await self._step("commit")
+        revision = await self._store.commit(transaction)
+        await self._step("committed")
+        return revision
+
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+        async for change in self._store.watch(prefix, after):
+            await self._step(f"watch {prefix}")
+            yield change
+
+    async def close(self) -> None:
+        return None
+
+    async def _step(self, where: str) -> None:
+        await self._process.awake()
+        self._process.gate(where)
+
+
+class Site(Party):
+    """One region: what stands there, and its coordinator's process."""
+
+    def __init__(
+        self, federated: Federated, estate: Estate, others: tuple[Estate, ...], profiles: Mapping[str, ModelProfile]
+    ) -> None:
+        super().__init__(federated, estate.name)
+        self.home = Home(estate, self.clock, profiles, Trade("*", hold_share=1.0))
+        self.disk = Disk(self.world, estate.name, full_code=Code.STORE_FULL)
+        self.member = Member(estate.name, f"{estate.name}:7447", ("simulated",), estate.residency)
+        self.directory: Directory | None = None
+        """As the federation last told; a real region keeps it in its store."""
+        self.rtt_s: Mapping[str, Seconds] = dict.fromkeys((other.name for other in others), Seconds(WAY_S))
+        self.tells: Callable[[Answer], Answer] = lambda answer: answer
+        """What it makes of its own bids."""
+        self.trades: TradesController | None = None
+        self.bids: BidsController | None = None
+        self._sequence = 0
+        self._told: dict[str, object] = {}
+
+    def want(self, intents: tuple[Intent, ...]) -> None:
+        """What its operators have applied."""
+        self.home.wanted = intents
+        self.home.woken.set()
+
+    @property
+    def wanted(self) -> tuple[Intent, ...]:
+        return self.home.wanted
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Agreements that it runs for others."""
+        return tuple(sorted(each.intent.key.name for each in self.home.guests))
+
+    def missing(self, *, served: bool) -> list[str]:
+        assert self.trades is not None
+        found = [
+            f"{self.name}: {key} is {type(trade.phase).__name__.lower()}"
+            for key, trade in sorted(self.trades.trades.items())
+            if not isinstance(trade.phase, Resting | Active)
+        ]
+        found += [
+            f"{self.name}: {each.deal.agreement} of {key} is leaving"
+            for key, trade in sorted(self.trades.trades.items())
+            for each in trade.leaving
+        ]
+        found += [f"{self.name} holds room for {bid}" for bid in self._holds()]
+        for intent in self.wanted if served else ():
+            away = self.home.delegated.get(intent.key)
+            if not (self.home.serves(intent.key) or (away is not None and away.ready)):
+                found.append(f"{self.name}: {intent.key} is not served")
+        if not served:
+            found += [f"{self.name}: {key} is delegated" for key in sorted(self.home.delegated)]
+            found += [f"{self.name} runs {name}" for name in self.guests]
+        return found
+
+    def ledger(self) -> tuple[tuple[tuple[str, object], ...], ...]:
+        """Every entry that is stored, as plain facts."""
+        assert self.store is not None
+        kept = sorted((key, value) for key, value in self.store.contents().items() if key.startswith(LEDGER))
+        return tuple(tuple(asdict(records.load(LedgerEntry, value)).items()) for _, value in kept)
+
+    def look(self) -> None:
+        """Tells the record what the region acts on, where that changed."""
+        home = self.home
+        delegated = tuple(
+            (str(key), each.agreement, each.region, each.ready, each.wanted)
+            for key, each in sorted(home.delegated.items())
+        )
+        self._tell("holds", bids=self._holds())
+        self._tell("guests", agreements=self.guests)
+        self._tell("delegated", workloads=delegated, leaving=self._leaving())
+        self._tell("room", devices=home.room())
+
+    def _holds(self) -> tuple[str, ...]:
+        return tuple(sorted({each.bid for each in self.home.reserved} - set(self.guests)))
+
+    def _leaving(self) -> tuple[str, ...]:
+        trades = self.trades.trades if self.trades is not None else {}
+        return tuple(sorted(each.deal.agreement for trade in trades.values() for each in trade.leaving))
+
+    def _tell(self, kind: str, **facts: object) -> None:
+        if self._told.get(kind) != facts:
+            self._told[kind] = facts
+            self.world.record(kind, region=self.name, **facts)
+
+    async def _live(self, process: Process) -> None:
+        world, between, home = self.world, self.federated.between, self.home
+        self.store = store = Store(world, process, self.disk)
+        clock, ids, meter = Running(self.clock, process), Ids(world, process), NoMeter()
+        events = EventLog(store, clock, kept=200, audit_kept=200)
+        truth = Truth(self.name, store, events, ids, meter)
+        ledger = Ledger(store, truth, clock)
+        peers = Peers(process, between, self.name)
+        link = FederationEnd(process, between, self.name, list(self.federated.replicas))
+        trades = TradesController(
+            self.name, store, ledger, home, peers, clock, ids, meter,
+            federation=link, directory=lambda: self.directory, rtt=lambda: self.rtt_s, changed=home.woken.set,
+        )  # fmt: skip
+        bids = BidsController(
+            self.name, store, ledger, cast("WorkloadsController", home), cast("ModelsController", home), home.fleet,
+            clock, ids, meter,
+            peers=peers, origin=trades, roots=lambda region: ("simulated",), changed=home.woken.set,
+        )  # fmt: skip
+        home.restart()
+        await events.start()
+        await truth.start()
+        await ledger.start()
+        await bids.start()
+        await trades.start()
+        self.trades, self.bids = trades, bids
+        between.listen(self.name, process, peer(self.name, bids, self.tells))
+        world.record("region.up", region=self.name)
+        process.spawn(self._advertise(link, clock), "advertise")
+        await self._run(process, trades, bids)
+
+    async def _run(self, process: Process, trades: TradesController, bids: BidsController) -> None:
+        """As `Region.run`: a tick every so often, a look when something happened or is on its way."""
+        home = self.home
+        while True:
+            await bids.tick()
+            await trades.tick()
+            if home.woken.is_set() or home.is_busy:
+                home.woken.clear()
+                async with home.stepping:
+                    home.adopt_trades(trades.delegated)
+                    home.step()
+                await trades.tick()
+            self.look()
+            await self._wait(process)
+
+    async def _wait(self, process: Process) -> None:
+        """For the next look, or until something happens."""
+        try:
+            async with asyncio.timeout(TICK_S):
+                await self.home.woken.wait()
+        except TimeoutError:
+            pass
+        await process.awake()
+        process.check()
+
+    async def _advertise(self, link: FederationEnd, clock: Running) -> None:
+        while True:
+            self._sequence += 1
+            advertisement = Advertisement(
+                region=self.name,
+                sequence=self._sequence,
+                classes=classes(self.home.inputs()),
+                residency=self.home.estate.residency,
+                lease_s=LEASE_S,
+            )
+            try:
+                directory = await link.advertise(advertisement)
+            except ShoalError:
+                directory = None
+            if directory is not None:
+                self.directory = directory
+            await clock.sleep(Seconds(ADVERTISE_S if self.directory is not None else 0.5))
