@@ -22,7 +22,7 @@ IN_PROCESS = "I"
 DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F01", "F02", "F03", "F06", "F14"), "SP"),
     **dict.fromkeys(("F17", "F19", "F20", "F21", "F22", "F26", "F27", "F28", "F35", "F47"), "SP"),
-    **dict.fromkeys(("F23", "F25"), "S"),
+    **dict.fromkeys(("F23", "F25", "F36", "F44", "A28"), "S"),
     **dict.fromkeys(("F29", "F30", "A03", "A04", "A05", "A08", "A09"), "P"),
     **dict.fromkeys(("F07", "F08", "F09", "F10", "F11", "F12"), "P"),
     "A12": IN_PROCESS + "P",
@@ -31,7 +31,7 @@ DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("A01", "A02", "A06", "A07", "A14", "A29", "A30", "A31", "A32", "A33", "A34", "A36", "A43"), "P"),
     **dict.fromkeys(("A13", "A37", "A38", "A50"), IN_PROCESS + "P"),
     **dict.fromkeys(("A15", "A16", "A35"), "P"),
-    **dict.fromkeys(("A46", "A47"), IN_PROCESS),
+    **dict.fromkeys(("A23", "A46", "A47"), IN_PROCESS),
 }
 """Rows that must hold today, and the kinds of run that each needs."""
 

@@ -9,10 +9,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "1000")), help="seeded runs to play"
     )
+    parser.addoption(
+        "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "300")), help="seeded trades to play"
+    )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
 
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> range:
     first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--seeds"))
+    return range(first, first + count)
+
+
+@pytest.fixture
+def trade_seeds(request: pytest.FixtureRequest) -> range:
+    first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--trade-seeds"))
     return range(first, first + count)

@@ -14,20 +14,23 @@ from types import FunctionType
 
 from shoal.agent import supervisor
 from shoal.agent.core import assignment, backoff, session
-from shoal.coordinator.controllers import finish, fleet, workloads
+from shoal.coordinator.controllers import bids, finish, fleet, trades, workloads
+from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.placement import solve
 from shoal.coordinator.core.workloads import reconcile, trouble
-from shoal.simulator import storage
+from shoal.simulator import negotiation, storage
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """bug: as the fault catalogue (part D) names it. edits: (text, what it becomes), each found exactly once."""
+    """bug: as the fault catalogue (part D) names it. edits: (text, what it becomes), each found exactly once. scenario:
+    in which it must be caught."""
 
     name: str
     bug: str
     function: Callable[..., object]
     edits: tuple[tuple[str, str], ...]
+    scenario: str = "storm"
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -147,5 +150,60 @@ MUTATIONS = (
         "a caller that hangs up cancels its handler (b6ca7d8)",
         finish.finish,
         (("await asyncio.shield(running)", "await running"),),
+    ),
+    Mutation(
+        "award-not-idempotent",
+        "award not idempotent",
+        hold._granted,
+        (
+            (
+                "return state, (_again(state, award, now, terms),)",
+                'return replace(state, until=_lease_end(now, terms)), (Enter("granted"), Answer(terms.lease_s))',
+            ),
+        ),
+        negotiation.NAME,
+    ),
+    Mutation(
+        "hold-without-expiry",
+        "hold without expiry",
+        bids.BidsController.bid,
+        (
+            ("Elapsed(self._clock.now() + self._terms.hold_s)", "Elapsed(self._clock.now() + 1e6)"),
+            ("return self._as_before(held, what)", "return held.offer"),
+        ),
+        negotiation.NAME,
+    ),
+    Mutation(
+        "lease-without-end",
+        "agreement held by one side only",
+        hold.step,
+        (("case Granted():\n            if now >= state.until:", "case Granted():\n            if False:"),),
+        negotiation.NAME,
+    ),
+    Mutation(
+        "next-award-before-the-last-is-known",
+        "double award",
+        trade._withdraw,
+        (
+            (
+                "return Stepped(replace(trade, phase=after), (_release(phase.offer, origin),))",
+                "return Stepped(_resting(trade, now, Refusal(code)), (_release(phase.offer, origin),))",
+            ),
+        ),
+        negotiation.NAME,
+    ),
+    Mutation(
+        "award-sent-before-persisting",
+        "persist after acting",
+        trades.TradesController.tell,
+        (
+            (
+                "        try:\n            await self._persist(",
+                "        for effect in stepped.effects:\n"
+                "            self._begin(self._perform(key, effect))\n"
+                "        try:\n            await self._persist(",
+            ),
+        ),
+        negotiation.NAME,
     ),
 )

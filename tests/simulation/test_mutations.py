@@ -7,8 +7,8 @@ import pytest
 from simulation.mutations import MUTATIONS, Mutation
 
 from harness.report import record
-from shoal.simulator.scenario import SCENARIOS, Outcome, play
-from shoal.simulator.sweep import sweep
+from shoal.simulator.scenario import Outcome
+from shoal.simulator.sweep import PLAYS, sweep
 
 JOBS = os.cpu_count() or 1
 MOST_SEEDS = 200
@@ -19,7 +19,7 @@ FIRST_SEED = 5000
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     seeds = range(FIRST_SEED, FIRST_SEED + MOST_SEEDS)
-    with mutation.planted(), closing(sweep(seeds, "storm", JOBS)) as outcomes:  # forked with the bug in
+    with mutation.planted(), closing(sweep(seeds, mutation.scenario, JOBS)) as outcomes:  # forked with the bug in
         caught = next((outcome for outcome in outcomes if outcome.violations), None)
     if caught is None:
         pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {MOST_SEEDS} seeds")
@@ -32,4 +32,4 @@ def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
 
 def _sound(caught: Outcome) -> None:
     """It was the mutation that was caught: without it the very same seed passes."""
-    assert not play(caught.seed, SCENARIOS["storm"]).violations
+    assert not PLAYS[caught.scenario](caught.seed).violations

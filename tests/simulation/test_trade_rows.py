@@ -1,0 +1,252 @@
+"""Regions that trade under seeded faults, regions that lie, and regions that take without buying (F44, F36, A28).
+
+`pytest tests/simulation/test_trade_rows.py --trade-seeds N`, or SHOAL_TRADE_SEEDS; 10,000 by one command:
+`python -m shoal.simulator --scenario negotiation --seed 0 --count 10000`.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+
+from harness.report import record
+from shoal.coordinator.core.negotiation.hold import offer_of
+from shoal.simulator.between import Peers
+from shoal.simulator.chance import Chance
+from shoal.simulator.negotiation import AWAY, FAR, HOME, PROFILES, TEXT, Draw, Stage, estate, intent, perform
+from shoal.simulator.regions import Site
+from shoal.simulator.scenario import Outcome
+from shoal.simulator.sweep import replay, sweep
+from shoal.simulator.world import Process
+from shoal.types.agreement import ServiceReport
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import EnergySource
+from shoal.types.offer import Answer, Decline, Offer, Solicitation
+from shoal.types.units import Joules, Seconds
+from shoal.types.workload import Trade, Weights, WorkloadKey
+
+JOBS = os.cpu_count() or 1
+AGREEMENTS = 20
+LIARS = 5
+SHARE = 0.25
+
+
+def told(outcome: Outcome) -> str:
+    return f"{replay(outcome)}\n    " + "\n    ".join(outcome.violations[:5])
+
+
+def struck_and_said(outcomes: list[Outcome]) -> tuple[dict[str, int], dict[str, int]]:
+    struck, said = Counter[str](), Counter[str]()
+    for outcome in outcomes:
+        struck.update(outcome.struck)
+        said.update(outcome.counts)
+    return dict(sorted(struck.items())), dict(sorted(said.items()))
+
+
+def test_f44_negotiations_under_faults_at_every_step(trade_seeds: range) -> None:
+    """No hold outlives its expiry, no award is doubled, no agreement is one-sided beyond its lease, and both ledgers
+    tell one story; then all comes to rest, and nothing is left when it is taken back."""
+    began = perf_counter()
+    outcomes = list(sweep(trade_seeds, "negotiation", JOBS))
+    took = perf_counter() - began
+    failed = [outcome for outcome in outcomes if outcome.violations]
+    rested = [outcome.converged_s for outcome in outcomes if outcome.converged_s == outcome.converged_s]
+    struck, said = struck_and_said(outcomes)
+    record(
+        "F44",
+        "S",
+        len(outcomes),
+        failed=len(failed),
+        ms_each=round(1000 * took / len(outcomes), 1),
+        at_rest_median_s=round(median(rested), 1),
+        at_rest_worst_s=round(max(rested), 1),
+        struck=struck,
+        said=said,
+    )
+    assert not failed, f"{len(failed)} of {len(outcomes)} seeds failed\n" + "\n".join(map(told, failed[:10]))
+    if len(outcomes) >= 100:  # a fault that never struck was not survived
+        assert min(struck.values()) > 0, struck
+        assert {"solicitation", "award", "release", "renewal", "notice"} <= said.keys()
+
+
+def test_the_same_seed_negotiates_the_same_way() -> None:
+    first = [outcome.digest for outcome in sweep(range(4), "negotiation", 1)]
+    assert first == [outcome.digest for outcome in sweep(range(4), "negotiation", 2)]
+
+
+def liar(chance: Chance) -> Draw:
+    """Nobody at home; `south` is cheap and slow, `west` dearer and about half again as fast."""
+    slow = chance.between(2e10, 3e10)
+    estates = (
+        estate(HOME, 1e9),
+        estate(AWAY, slow, price=1.0),
+        estate(FAR, slow * chance.between(1.3, 1.8), price=chance.between(1.2, 1.6)),
+    )
+    wanted = {HOME: (intent(TEXT, 0.5, weights=Weights(0.8, 0.2, 0.0)),)}
+    return Draw(estates, 1, wanted, counter=False, hopeless=False)
+
+
+def half(answer: Answer) -> Answer:
+    """Half of what it will be."""
+    return replace(answer, latency_p95_s=Seconds(answer.latency_p95_s / 2)) if isinstance(answer, Offer) else answer
+
+
+async def buys(stage: Stage, lies: bool) -> list[str]:
+    """Whom 20 agreements went to, one after the other; what each delivers is what it would have promised honestly."""
+    federated = stage.federated
+    true_s, bidders, winners = dict[str, float](), dict[str, str](), list[str]()
+
+    def tells(answer: Answer) -> Answer:
+        if not isinstance(answer, Offer):
+            return answer
+        true_s[answer.region] = answer.latency_p95_s
+        return half(answer) if lies and answer.region == AWAY else answer
+
+    def crossed(agreement: str) -> ServiceReport:
+        there = true_s.get(bidders.get(agreement, ""), 0.0) + 0.004
+        return ServiceReport(200, 0, Seconds(there), Joules(1.0), EnergySource.ESTIMATED, 0.0)
+
+    home = federated.sites[HOME]
+    home.home.crossed = crossed
+    for name in (AWAY, FAR):
+        federated.sites[name].tells = tells
+    await federated.start()
+    await stage.rests(lambda: [] if federated.is_known() else ["somebody is not listed"], 30.0, "coming up")
+    for _ in range(AGREEMENTS):
+        home.want(stage.draw.wanted[HOME])
+        await stage.rests(lambda: federated.missing(served=True), 60.0, "asked for")
+        (delegated,) = home.home.delegated.values()
+        bidders[delegated.agreement] = delegated.region
+        winners.append(delegated.region)
+        await asyncio.sleep(5.0)
+        home.want(())
+        await stage.rests(lambda: federated.missing(served=False), 60.0, "taken back")
+    federated.read_ledgers()
+    stage.world.record("story.ends")
+    return winners
+
+
+def test_f36_a_region_that_halves_its_latency_loses_most_awards_to_an_honest_dearer_one() -> None:
+    lost = []
+    for seed in range(LIARS):
+        winners: list[str] = []
+
+        async def story(stage: Stage) -> None:
+            winners.extend(await buys(stage, lies=True))  # noqa: B023 - played at once
+
+        outcome = perform(seed, liar, story)
+        assert not outcome.violations, told(outcome)
+        assert winners[0] == AWAY, "its lie is the better bid at first"
+        lost.append(winners.count(FAR))
+        assert winners.count(FAR) > AGREEMENTS / 2, winners
+    record("F36", "S", LIARS, agreements_each=AGREEMENTS, won_by_the_honest=lost, fewest=min(lost))
+
+
+def test_f36_who_keeps_its_word_keeps_winning() -> None:
+    """The very same two, without the lie: nothing but the lie has cost it its awards."""
+    chosen: list[str] = []
+
+    async def story(stage: Stage) -> None:
+        chosen.extend(await buys(stage, lies=False))
+
+    assert not perform(0, liar, story).violations
+    assert len(set(chosen)) == 1, chosen
+
+
+def greedy(chance: Chance) -> Draw:
+    """`south` asks for all that `west` has; `north` needs a place there."""
+    estates = (
+        estate(HOME, 1e9),
+        estate(AWAY, 1e9),
+        estate(FAR, 1e11, nodes=chance.whole(3, 6), memory=1 << 28),
+    )
+    return Draw(estates, 1, {HOME: (intent(TEXT, 0.1),)}, counter=False, hopeless=False)
+
+
+def solicitation(number: int) -> Solicitation:
+    asks = intent(WorkloadKey("shop", f"greedy-{number}"), 0.1)
+    return Solicitation(
+        id=f"greed-{number}",
+        round=1,
+        origin=AWAY,
+        workload=asks.key,
+        models=tuple(PROFILES.values()),
+        require=asks.require,
+        limits=asks.limits,
+        weights=asks.weights,
+        traffic=asks.traffic,
+        max_batch=1,
+        term_s=Seconds(1800.0),
+        answer_s=Seconds(1.0),
+        indicative=False,
+        way_s={FAR: 0.004},
+    )
+
+
+def test_a28_holds_taken_and_never_awarded_leave_room_for_others() -> None:
+    outcomes, shares = Counter[str](), [0.0]
+    seeds = 2
+
+    async def story(stage: Stage) -> None:
+        federated = stage.federated
+        seller, buyer = federated.sites[FAR], federated.sites[HOME]
+        seller.home.catalog = replace(seller.home.catalog, takes=(Trade(AWAY, hold_share=SHARE), Trade("*")))
+        await federated.start()
+        await stage.rests(lambda: [] if federated.is_known() else ["somebody is not listed"], 30.0, "coming up")
+        greedy_peers = Peers(Process(stage.world, "greedy"), federated.between, AWAY)
+        background = [
+            asyncio.ensure_future(_flood(greedy_peers, outcomes)),
+            asyncio.ensure_future(_weigh(seller, shares)),
+        ]
+        await asyncio.sleep(5.0)
+        buyer.want(stage.draw.wanted[HOME])
+        await stage.rests(lambda: _missing(stage), 30.0, "asked for beside the flood")
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)
+        buyer.want(())
+        await stage.rests(lambda: federated.missing(served=False), 60.0, "taken back")
+
+    for seed in range(seeds):
+        outcome = perform(seed, greedy, story)
+        assert not outcome.violations, told(outcome)
+    assert outcomes["Offer"] > 0
+    assert outcomes[str(Code.HOLD_SHARE)] > 0
+    assert outcomes[str(Code.OVERLOADED)] > 0
+    assert 0 < max(shares) <= SHARE
+    record("A28", "S", seeds, most_held=round(max(shares), 3), share=SHARE, answers=dict(outcomes))
+
+
+def _missing(stage: Stage) -> list[str]:
+    away = stage.federated.sites[HOME].home.delegated.get(TEXT)
+    return [] if away is not None and away.ready else ["it is not served"]
+
+
+async def _flood(peers: Peers, outcomes: Counter[str]) -> None:
+    """67 solicitations a second, none of which is meant."""
+    async with asyncio.TaskGroup() as group:
+        for number in range(100_000):
+            group.create_task(_take(peers, solicitation(number), outcomes))
+            await asyncio.sleep(0.015)
+
+
+async def _take(peers: Peers, asked: Solicitation, outcomes: Counter[str]) -> None:
+    try:
+        answer = (await peers.bid(FAR, asked)).what
+    except ShoalError as refused:
+        outcomes[str(refused.code)] += 1
+        return
+    outcomes[str(answer.refusal.code) if isinstance(answer, Decline) else "Offer"] += 1
+
+
+async def _weigh(seller: Site, shares: list[float]) -> None:
+    """What share of its memory the greedy one holds, again and again."""
+    total = sum(chip.device.memory_bytes for chip in seller.home.estate.nodes.values())
+    while True:
+        assert seller.bids is not None
+        origins = {bid: offer_of(state).origin for bid, state in seller.bids.states.items()}
+        held = sum(each.memory_bytes for each in seller.home.reserved if origins.get(each.bid) == AWAY)
+        shares.append(held / total)
+        await asyncio.sleep(0.05)
