@@ -83,19 +83,21 @@ class Neighbour:
 
 @dataclass
 class Wire:
-    """ports.Peers and ports.FederationLink. lost: methods whose message does not come; deaf: whose answer does not."""
+    """ports.Peers and ports.FederationLink. lost: methods whose message does not come; deaf: whose
+    answer does not. down: regions that nothing reaches."""
 
     regions: dict[str, Neighbour]
     lost: set[str] = field(default_factory=set)
+    down: set[str] = field(default_factory=set)
     deaf: set[str] = field(default_factory=set)
     federation_down: bool = False
     told: list[Delivered] = field(default_factory=list)
     copies: list[LedgerEntry] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
 
-    def _pass(self, method: str) -> None:
+    def _pass(self, method: str, region: str) -> None:
         self.sent.append(method)
-        if method in self.lost:
+        if method in self.lost or region in self.down:
             raise refuse(Code.PEER_UNREACHABLE, method)
 
     def _answer(self, method: str) -> None:
@@ -108,23 +110,23 @@ class Wire:
         return tuple([await self.bid(region, solicitation) for region in sorted(self.regions)])
 
     async def bid(self, region: str, solicitation: Solicitation) -> Heard[Answer]:
-        self._pass("bid")
+        self._pass("bid", region)
         return Heard(region, self.regions[region].bid(solicitation), b"signed")
 
     async def award(self, region: str, award: Award) -> Heard[Grant]:
-        self._pass("award")
+        self._pass("award", region)
         lease_s = self.regions[region].tell(award.bid, hold.Awarded(award))
         self._answer("award")
         gateways = (GatewayRef(f"gw-{region}", f"{region}:1"),)
         return Heard(region, Grant(award.agreement, award.bid, region, lease_s, gateways), b"signed")
 
     async def release(self, region: str, release: Release) -> None:
-        self._pass("release")
+        self._pass("release", region)
         self.regions[region].tell(release.bid, hold.Released())
         self._answer("release")
 
     async def renew(self, region: str, renewal: Renewal) -> Heard[Renewed]:
-        self._pass("renew")
+        self._pass("renew", region)
         neighbour = self.regions[region]
         bid = neighbour.bid_of(renewal.agreement)
         lease_s = neighbour.tell(bid, hold.Renewed(renewal))
@@ -137,7 +139,7 @@ class Wire:
         )
 
     async def notify(self, region: str, notice: Notice) -> None:
-        self._pass("notify")
+        self._pass("notify", region)
         neighbour = self.regions[region]
         neighbour.tell(neighbour.bid_of(notice.agreement), hold.Noticed(notice))
         self._answer("notify")

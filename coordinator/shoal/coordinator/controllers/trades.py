@@ -68,6 +68,9 @@ ASKED_MOST: Final = 16
 ACCOUNT_S: Final = Seconds(60.0)
 """What an agreement delivers counts in its region's reputation so often while it lasts."""
 UNREPORTED_MOST: Final = 1000
+FAILING_S: Final = Seconds(1.0)
+"""Gateways tell what they counted once a heartbeat: without a success for so long, failures count."""
+SIGHTS_KEPT: Final = 64
 REPORT_S: Final = Seconds(10.0)
 ENTRIES_MOST: Final = 200
 """The federation is told what was delivered, and given copies of so many ledger entries, so often."""
@@ -131,6 +134,15 @@ class Reputation:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What this region's gateways had counted under an agreement at some time, since it began."""
+
+    at: Elapsed
+    succeeded: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Indicative:
     """relaxed: in the second round, what had to give."""
 
@@ -186,6 +198,7 @@ class TradesController:
         self._began: dict[str, Elapsed] = {}
         self._intents: tuple[tuple[Intent, ...], dict[WorkloadKey, Intent]] = ((), {})
         self._asked: dict[WorkloadKey, tuple[Intent, str]] = {}
+        self._sights: dict[str, tuple[Sight, ...]] = {}
         self._told: dict[WorkloadKey, tuple[Wish, Trade | None]] = {}
         """Each workload's wish that was told last, and what came of it: told again when either is another, or in time.
         """
@@ -315,7 +328,25 @@ class TradesController:
         standing = self._home.standing(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
-        return Wish(need, self._asked_of(intent), standing.serves)
+        return Wish(need, self._asked_of(intent), standing.serves, self._fails(key))
+
+    def _fails(self, key: WorkloadKey) -> bool:
+        """Whether, since its delegate was last heard, requests failed under the agreement, and for a moment none did
+        not."""
+        state, now = self.trades.get(key), self._clock.now()
+        if state is None or not isinstance(state.phase, Active) or now - state.phase.deal.heard_at < trade.LOST_S / 2:
+            return False
+        deal = state.phase.deal
+        seen = self._see(deal.agreement, self._home.delivered(deal.agreement))
+        before = [each for each in seen if each.at <= deal.heard_at] or seen
+        lately = [each for each in seen if each.at <= now - FAILING_S]
+        newest = seen[-1]
+        return bool(lately) and newest.succeeded == lately[-1].succeeded and newest.errors > before[-1].errors
+
+    def _see(self, agreement: str, report: ServiceReport) -> tuple[Sight, ...]:
+        sight = Sight(self._clock.now(), report.requests - report.errors, report.errors)
+        self._sights[agreement] = (*self._sights.get(agreement, ()), sight)[-SIGHTS_KEPT:]
+        return self._sights[agreement]
 
     def _asked_of(self, intent: Intent) -> str:
         """Once for each intent that is adopted: there may be many, and they are looked at all the time."""
@@ -449,6 +480,7 @@ class TradesController:
             lasting += [delivered] if delivered.requests > counted else []
         self._accounted = known
         self._began = {name: since for name, since in self._began.items() if name in known}
+        self._sights = {name: seen for name, seen in self._sights.items() if name in known}
         self.reports = {name: report for name, report in self.reports.items() if name in known}
         if lasting:
             await self._keep(lambda told: reduce(_with, lasting, told))
@@ -557,6 +589,7 @@ class TradesController:
         """What this region's gateways counted since this process began to, and what that time costs at the bid's
         price."""
         report, state = self._home.delivered(agreement), self.trades.get(key)
+        self._see(agreement, report)
         offer = _offer_of(state, agreement) if state is not None else None
         now = self._clock.now()
         hours = (now - self._began.setdefault(agreement, now)) / 3600

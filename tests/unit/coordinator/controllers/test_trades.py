@@ -471,3 +471,24 @@ async def test_an_agreement_counts_while_it_lasts(origin: Origin) -> None:
     assert origin.trades.reputation.trust["a"] < 0.6
     assert 1 <= len(origin.wire.told) <= 2, "requests that were counted once count once"
     assert origin.wire.told[0].delivered_p95_s == pytest.approx(0.078)
+
+
+async def test_a_region_that_is_lost_under_load_is_replaced_before_its_lease_ends(origin: Origin) -> None:
+    """Neither its coordinator nor its gateways answer; silence alone moves nothing (it may be a restart)."""
+    await origin.run(3.0)
+    name = origin.trades.delegated[KEY].agreement
+    origin.home.seen = {name: replace(NOTHING, requests=100, errors=1)}
+    await origin.run(2.0)
+    lost = origin.wire.regions.pop("a")
+    origin.wire.down.add("a")
+    await origin.run(6.0)
+    assert origin.trades.delegated[KEY].agreement == name, "its gateways may serve on"
+    origin.home.seen = {name: replace(NOTHING, requests=120, errors=20)}
+    await origin.run(2.0)
+    assert origin.trades.delegated[KEY].region == "b"
+    assert "BREACHED" in await origin.log()
+    origin.wire.regions["a"] = lost
+    origin.wire.down.clear()
+    await origin.run(10.0)
+    assert lost.runs == [], "it is told when it is back"
+    assert origin.trades.delegated[KEY].region == "b"

@@ -169,11 +169,13 @@ class Trade:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """How things stand, told again and again: this is the clock's tick as well. home_serves: all that is wanted at home
-    is in service there."""
+    is in service there. fails: this region's gateways see requests fail under the agreement that lasts, and none that
+    succeeds."""
 
     need: Need
     asked: str
     home_serves: bool = False
+    fails: bool = False
 
 
 @dataclass(frozen=True, slots=True)

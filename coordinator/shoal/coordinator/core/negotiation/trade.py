@@ -79,6 +79,9 @@ RENEW_S: Final = Seconds(1.5)
 """Between renewals, or a third of the lease where that is less: they are also what tells that a region is lost."""
 SILENT_S: Final = Seconds(4.0)
 """A delegate that answered no renewal for so long is not relied upon: home makes ready, if it can."""
+LOST_S: Final = Seconds(3.0)
+"""A delegate that was silent for so long, and whose gateways fail as well, is lost: silence alone may be of its
+coordinator, and what it runs may serve on."""
 SEQUENCES: Final = 1000
 """Renewals are numbered on from the next multiple of this after a restart: a number need not be stored to be used."""
 CONFIRM_S: Final = Seconds(2.0)
@@ -387,6 +390,9 @@ def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh:
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it is not to be delegated any more")
     if wish.asked != phase.asked:
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "its documents changed")
+    if wish.fails and now - phase.deal.heard_at >= LOST_S:
+        left = Seconds(max(0.0, phase.deal.over_at - now))
+        return _breach(trade, phase.deal, now, "neither it nor its gateways answer", stays=left)
     since = None if wish.need is Need.SHORT else phase.home_since if phase.home_since is not None else now
     phase = replace(phase, home_since=since)
     if wish.need is Need.CONTENT and since is not None and now - since >= HOME_STABLE_S:
