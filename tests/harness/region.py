@@ -192,19 +192,22 @@ class Agent:
         if isinstance(answer, Welcome):
             self.epoch, self.sequence = answer.epoch, 0
             await self.report()
-            if not self.node.devices:
-                return answer
-            rates = Rates(
-                {"fp32": 1e10}, {"fp32": 1e10}, 1e10, 1e10, Seconds(1e-5), Seconds(1e-6), 1e9, Watts(5.0), Watts(20.0),
-                EnergySource.ESTIMATED,
-            )  # fmt: skip
-            receipt = Receipt(
-                self.name, "cpu0", "CPUExecutionProvider", "1", "ort 1", ("fp32",), (), rates, Bytes(2**33), 0.1,
-                self.world.clock.wall(), Seconds(1.0), False, "probe",
-            )  # fmt: skip
-            signed = nouns.signed(receipt, b"signature")
-            assert await self.world.region.fleet.received(self.name, self.epoch, Receipts((signed,))) is None
+            if self.node.devices:
+                assert await self.measured() is None
         return answer
+
+    async def measured(self) -> Refusal | None:
+        """Shows the receipt of its one device."""
+        rates = Rates(
+            {"fp32": 1e10}, {"fp32": 1e10}, 1e10, 1e10, Seconds(1e-5), Seconds(1e-6), 1e9, Watts(5.0), Watts(20.0),
+            EnergySource.ESTIMATED,
+        )  # fmt: skip
+        receipt = Receipt(
+            self.name, "cpu0", "CPUExecutionProvider", "1", "ort 1", ("fp32",), (), rates, Bytes(2**33), 0.1,
+            self.world.clock.wall(), Seconds(1.0), False, "probe",
+        )  # fmt: skip
+        signed = nouns.signed(receipt, b"signature")
+        return await self.world.region.fleet.received(self.name, self.epoch, Receipts((signed,)))
 
     async def report(self, *, epoch: int | None = None, free_bytes: int = 2**33) -> Refusal | None:
         self.sequence += 1
