@@ -75,9 +75,12 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests."""
+    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests.
+    per_gateway: for each gateway on the way to another region: how many replicas there are behind it is not known here.
+    """
 
     per_replica: int = 64
+    per_gateway: int = 512
     per_tenant: int = 1024
     total_bytes: int = 512 * 2**20
 
@@ -256,7 +259,7 @@ def admit(
         return Turned(_nowhere(route), Seconds(1.0))
     waits = [_wait(health.get(replica.assignment, WELL)) for replica in replicas]
     soonest = min(waits)
-    room = limits.per_replica * len(replicas)
+    room = sum(limits.per_gateway if _leads_away(each) else limits.per_replica for each in replicas)
     if load.workload >= room:
         return _overloaded(f"{load.workload} requests of {route.workload} wait", f"at most {room}", soonest)
     if load.tenant >= limits.per_tenant:
@@ -329,6 +332,10 @@ def _takes(health: Health, now: Elapsed) -> bool:
     if health.ejected_until is None:
         return True
     return now >= health.ejected_until and health.outstanding == 0
+
+
+def _leads_away(endpoint: Endpoint) -> bool:
+    return endpoint.kind is EndpointKind.GATEWAY
 
 
 def _crowd(endpoint: Endpoint, health: Mapping[str, Health]) -> float:

@@ -69,6 +69,12 @@ class _Flight:
     crowd: tuple["_Flight", ...] = ()
     suspicion: frozenset[bytes] | None = None
 
+    @property
+    def payer(self) -> str:
+        """Whose share of the front it takes: one region's guests do not stand before another's."""
+        tenant = self.key.tenant
+        return f"{tenant}/{self.caller.origin}" if tenant == GUESTS else tenant
+
     @cached_property
     def digest(self) -> bytes:
         """Of what the model sees: who sends the same again under another id sends the same."""
@@ -115,7 +121,7 @@ class DataPlane:
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Of suspects, by replica: two of them there, and another crash would not tell who is to blame."""
         self._inside: Counter[WorkloadKey] = Counter()
-        self._of_tenant: Counter[str] = Counter()
+        self._of_payer: Counter[str] = Counter()
         self._bytes = 0
         self._ids = itertools.count(1)
         self._run = secrets.token_hex(4)
@@ -372,13 +378,13 @@ class DataPlane:
         self._turn_away(route, flight)
         size = len(flight.request)
         self._inside[flight.key] += 1
-        self._of_tenant[flight.key.tenant] += 1
+        self._of_payer[flight.payer] += 1
         self._bytes += size
         try:
             yield
         finally:
             self._inside[flight.key] -= 1
-            self._of_tenant[flight.key.tenant] -= 1
+            self._of_payer[flight.payer] -= 1
             self._bytes -= size
 
     def _turn_away(self, route: Route, flight: _Flight) -> None:
@@ -386,7 +392,7 @@ class DataPlane:
             left = self._condemned.left_s(flight.digest, flight.arrived)
             if left is not None:
                 raise Refused(_CRASHES, left)
-        load = Load(self._inside[flight.key], self._of_tenant[flight.key.tenant], Bytes(self._bytes))
+        load = Load(self._inside[flight.key], self._of_payer[flight.payer], Bytes(self._bytes))
         turned = routing.admit(
             route,
             self._health,

@@ -1,6 +1,7 @@
 """Routing: which replica, whose fault, what is turned away."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -241,6 +242,16 @@ def test_what_may_wait() -> None:
         assert turned[1] is not None
         assert turned[1] > 0
     assert admit(EMPTY, size=5000) is None, "one request alone always fits: its size has a cap of its own"
+
+
+def test_more_may_wait_for_another_region_whose_replicas_are_not_seen_here() -> None:
+    way = replace(endpoint("a"), kind=EndpointKind.GATEWAY, region="east", agreement="ag-1")
+    limits = replace(TIGHT, per_gateway=9, per_tenant=100)
+    for load, expected in ((12, None), (13, Code.OVERLOADED)):
+        turned = routing.admit(
+            route(way, endpoint("b")), {}, set(), Load(load, 0, Bytes(0)), Seconds(1.0), Bytes(1), limits
+        )
+        assert (turned and turned.refusal.code) == expected
 
 
 def test_what_cannot_be_met_in_time_is_refused_at_once() -> None:
