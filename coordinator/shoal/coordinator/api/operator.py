@@ -38,6 +38,8 @@ _KINDS_LISTED: Final = (
     *LISTS,
 )
 EVENTS_MOST: Final = 10_000
+LEDGER_MOST: Final = 2_000
+"""The newest; an entry carries what its counterpart signed, and one answer holds 4 MiB."""
 
 
 class Trading(Protocol):
@@ -330,7 +332,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 deals = self._region.bids.states.values() if self._region.bids is not None else ()
                 reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now()))
             case "ledger":
-                reply.ledger.extend(to_wire(entry) for entry in await self._region.ledger.past(0))
+                reply.ledger.extend(to_wire(entry) for entry in (await self._region.ledger.past(0))[-LEDGER_MOST:])
             case "events":
                 reply.events.extend(views.event_view(event) for event in await self._region.events.past(0, EVENTS_MOST))
             case "regions":

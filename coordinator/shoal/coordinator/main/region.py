@@ -33,7 +33,6 @@ from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.controllers.truth import KEY as REGION_KEY
-from shoal.coordinator.core.negotiation.advertise import classes
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity, first_operator
 from shoal.coordinator.link.fan import Fan
@@ -294,19 +293,16 @@ async def _lead(
     link_pb2_grpc.add_AgentLinkServicer_to_server(grpc_links, api)
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
     trading = Trading(
-        config.region,
+        region,
+        store,
+        blobs,
         config.peers,
         config.advertise,
-        store=store,
-        truth=region.truth,
-        blobs=blobs,
         authority=authority,
         identity=identity,
         audit=audit,
         clock=clock,
         meter=meter,
-        residency=lambda: region.workloads.catalog.facts(config.region).residency,
-        capacity=lambda: classes(region.workloads.inputs()),
     )
     await trading.start()
     operators = OperatorService(

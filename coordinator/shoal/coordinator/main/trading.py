@@ -4,7 +4,6 @@ The port opens when the region joins, or starts as a member: one that is in no f
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 import grpc.aio
@@ -12,8 +11,9 @@ import structlog
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import Authorisation
-from shoal.coordinator.controllers.membership import Membership
-from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.controllers.membership import LedgerHeads, Membership
+from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.core.negotiation.advertise import classes
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import ServerIdentity
 from shoal.coordinator.main.options import Address
@@ -22,9 +22,8 @@ from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import GrpcFederation
 from shoal.coordinator.peers.grpc import GrpcPeers
 from shoal.coordinator.peers.server import PeerService
-from shoal.coordinator.ports import Blobs, Clock, Meter, PeerEvents, Store
-from shoal.types.codes import Code, refuse
-from shoal.types.offer import CapacityClass, Member
+from shoal.coordinator.ports import Blobs, Clock, Meter, Store
+from shoal.types.offer import Member
 from shoal.v1 import federation_pb2_grpc
 from shoal.wire.limits import LINK_BYTES, server_options
 from shoal.wire.said import Signer
@@ -33,36 +32,32 @@ log: Final = structlog.get_logger("shoal.coordinator.trading")
 
 
 class Trading:
-    """listens: where peers call. advertise: the host that they dial. events: what answers them; may be set later, but
-    before `start`."""
+    """listens: where peers call. advertise: the host that they dial."""
 
     def __init__(
         self,
-        region: str,
+        region: Region,
+        store: Store,
+        blobs: Blobs,
         listens: Address,
         advertise: str,
         *,
-        store: Store,
-        truth: Truth,
-        blobs: Blobs,
         authority: FileAuthority,
         identity: ServerIdentity,
         audit: AuditTrail,
         clock: Clock,
         meter: Meter,
-        residency: Callable[[], str],
-        capacity: Callable[[], tuple[CapacityClass, ...]],
     ) -> None:
         self._region = region
+        self._name = region.config.name
+        self._blobs = blobs
         self._listens = listens
         self._advertise = advertise
-        self._blobs = blobs
         self._authority = authority
         self._identity = identity
         self._audit = audit
         self._clock = clock
         self._meter = meter
-        self._residency = residency
         self._server: Any = None
         self._opening = asyncio.Lock()
         self._made_with = b""
@@ -72,20 +67,26 @@ class Trading:
         self.peers = GrpcPeers(self.channels, self.signer, lambda: self.membership.directory, clock)
         self.membership = Membership(
             store,
-            truth,
+            region.truth,
             clock,
             meter,
             link=self.federation,
             door=self.federation,
             peers=self.peers,
             own=self._own,
-            capacity=capacity,
+            capacity=lambda: classes(region.workloads.inputs()),
+            heads=lambda: LedgerHeads(region.ledger.head, region.ledger.heads),
         )
-        self.events: PeerEvents | None = None
 
     async def start(self) -> None:
-        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE | FIELD_INVALID)."""
+        """After the region's start and before it runs. Raises ShoalError(STATE_CORRUPT | STORE_* | FIELD_INVALID)."""
         await self.membership.start()
+        await self._region.federate(
+            self.peers,
+            federation=self.federation,
+            directory=lambda: self.membership.directory,
+            rtt=lambda: self.membership.rtt,
+        )
         if self.membership.joined is not None:
             await self._open()
 
@@ -105,7 +106,7 @@ class Trading:
         """With the region's newest certificate."""
         own = self._identity.enrolled
         if self._signer is None or self._made_with != own.certificate_pem:
-            self._signer = Signer(self._region, own.certificate_pem, own.key_pem)
+            self._signer = Signer(self._name, own.certificate_pem, own.key_pem)
             self._made_with = own.certificate_pem
         return self._signer
 
@@ -120,13 +121,11 @@ class Trading:
         async with self._opening:
             if self._server is not None:
                 return
-            if self.events is None:
-                raise refuse(Code.NOT_SUPPORTED_YET, "joining a federation", "a coordinator that trades", "upgrade it")
-            guard = Authorisation(self._region, self._clock, self._meter, self._audit, roots_of=self.roots_of)
+            bids = self._region.bids
+            assert bids is not None, "started"
+            guard = Authorisation(self._name, self._clock, self._meter, self._audit, roots_of=self.roots_of)
             server = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
-            service = PeerService(
-                self._region, self.events, self._blobs, self.signer, self.membership.roots_of, self._clock
-            )
+            service = PeerService(self._name, bids, self._blobs, self.signer, self.membership.roots_of, self._clock)
             federation_pb2_grpc.add_PeerServicer_to_server(service, server)
             credentials = self._identity.credentials(client_certificates=True, others=self._others)
             self._listens = listen(server, self._listens, credentials)
@@ -144,4 +143,5 @@ class Trading:
 
     def _own(self) -> Member:
         address = str(Address(self._advertise, self._listens.port))
-        return Member(self._region, address, self._authority.roots, self._residency())
+        residency = self._region.workloads.catalog.facts(self._name).residency
+        return Member(self._name, address, self._authority.roots, residency)
