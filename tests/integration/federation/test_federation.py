@@ -1,0 +1,327 @@
+"""Three coordinators and a federation, each a process: joining, the directory, a solicitation; and a member who lies.
+
+`mallory` is a member whose keys the tests hold: it can say whatever a member can say (rows A21, A24, A27, A03).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from unit.coordinator.core.federation.members import advertisement, capacity, member
+from unit.coordinator.core.negotiation.trades import award, notice, renewal, solicitation
+
+from harness.coordinator import Coordinator
+from harness.federation import NAME, Federated, federated
+from harness.report import record
+from harness.wait import wait_until
+from shoal.coordinator.clock import SystemClock
+from shoal.types.agreement import Delivered, Release, ReportContent
+from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.offer import Decline
+from shoal.types.units import Seconds
+from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
+from shoal.wire import said
+from shoal.wire.enrol import Enrolled
+from shoal.wire.identity import dns_of
+from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
+from shoal.wire.status import refusal_of
+
+CALL_S = 10.0
+COORDINATORS = {Role.COORDINATOR}
+FEDERATION: Mapping[str, set[Role]] = dict.fromkeys(("Advertise", "Solicit", "Report", "Update", "Leave"), COORDINATORS)
+PEER: Mapping[str, set[Role]] = {
+    "Bid": {Role.COORDINATOR, Role.FEDERATION},
+    **dict.fromkeys(("Award", "Release", "Renew", "Notify", "Fetch", "Measure"), COORDINATORS),
+}
+"""A second time, by hand and apart from the code that rules."""
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federated]:
+    with federated(tmp_path_factory.mktemp("federation"), "alpha", "beta", "mallory") as found:
+        for region in found.regions:
+            found.join(region)
+        found.wait_for_everybody()
+        yield found
+
+
+def coordinator_of(region: Coordinator) -> Enrolled:
+    """What its process holds too."""
+    return region.certificate(Role.COORDINATOR, "coordinator")
+
+
+def signer(region: Coordinator, *, named: str = "") -> said.Signer:
+    own = coordinator_of(region)
+    return said.Signer(named or region.region, own.certificate_pem, own.key_pem)
+
+
+def dial(address: str, caller: Enrolled, server: Coordinator) -> grpc.Channel:
+    """Its caller is `caller`; the server must be of `server`'s CA and name."""
+    role = Role.FEDERATION if server.role == "federation" else Role.COORDINATOR
+    name = dns_of(server.region, role, str(role))
+    credentials = grpc.ssl_channel_credentials(
+        server.certificate(Role.VIEWER, "any").ca_pem, caller.key_pem, caller.certificate_pem
+    )
+    return grpc.secure_channel(address, credentials, channel_options(LINK_BYTES, server_name=name))
+
+
+def peers(regions: Federated, caller: Enrolled, to: str) -> Any:
+    view = regions.shown(to)
+    assert view is not None
+    address = next(one.address for one in view.members if one.region == to)
+    return federation_pb2_grpc.PeerStub(dial(address, caller, regions.regions[to]))
+
+
+def service(regions: Federated, caller: Enrolled) -> Any:
+    return federation_pb2_grpc.FederationStub(dial(regions.federation.link, caller, regions.federation))
+
+
+def refused(call: Callable[..., object], *arguments: object, **more: object) -> Code:
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments, timeout=CALL_S, **more)
+    return refusal_of(error.value).code
+
+
+def test_every_region_knows_every_other_its_distance_and_what_it_has(regions: Federated) -> None:
+    for region in regions.regions:
+        view = regions.shown(region)
+        assert view is not None
+        assert view.federation == NAME
+        assert [one.region for one in view.members] == ["alpha", "beta", "mallory"]
+        assert all(one.trust == 1.0 for one in view.members)
+        assert [math.isnan(one.rtt_s) for one in view.members] == [one.region == region for one in view.members]
+    listed = regions.operator().GetFederation(operator_pb2.GetFederationRequest(), timeout=CALL_S).federation
+    assert [one.region for one in listed.members] == ["alpha", "beta", "mallory"]
+
+
+def test_a_token_is_for_one_region_and_once(regions: Federated) -> None:
+    token = regions.token("beta")
+    stub = regions.operator("alpha")
+    join = operator_pb2.JoinFederationRequest(address=regions.federation.enrol, token=token)
+    assert refused(stub.JoinFederation, join) is Code.CONFLICT, "it is a member already"
+    forged = token[:-4] + "AAAA"
+    for text, code in ((token, Code.TOKEN_INVALID), (forged, Code.TOKEN_INVALID), ("nonsense", Code.TOKEN_INVALID)):
+        assert refused(join_as, regions, "mallory", text) is code
+    assert join_as(regions, "beta", token).federation == NAME, "a member may join again, with the same CA"
+    assert join_as(regions, "beta", token).federation == NAME, "the reply may have been lost"
+    named = regions.token("nobody")
+    assert refused(join_as, regions, "beta", named) is Code.TOKEN_INVALID
+    taken = regions.token()
+    assert refused(join_as, regions, "beta", taken, roots_of="mallory") is Code.CERT_UNTRUSTED
+    assert refused(join_as, regions, "mallory", taken, name="beta") is Code.REGION_MISMATCH
+
+
+def join_as(
+    regions: Federated, region: str, token: str, *, name: str = "", roots_of: str = "", timeout: float = CALL_S
+) -> federation_pb2.JoinReply:
+    """As the coordinator of `region` would."""
+    process = regions.regions[region]
+    view = regions.shown(region)
+    assert view is not None
+    own = next(one for one in view.members if one.region == region)
+    request = federation_pb2.JoinRequest(
+        token=token,
+        region=name or region,
+        address=own.address,
+        roots=[regions.regions[roots_of or region].certificate(Role.VIEWER, "any").ca_pem.decode()],
+        proof=signer(process).say_bytes(said.JOIN, token.encode(), NAME),
+    )
+    ca = regions.federation.certificate(Role.VIEWER, "any").ca_pem
+    options = channel_options(ENROL_BYTES, server_name=dns_of(NAME, Role.FEDERATION, "federation"))
+    with grpc.secure_channel(regions.federation.enrol, grpc.ssl_channel_credentials(ca), options) as opened:
+        reply: federation_pb2.JoinReply = federation_pb2_grpc.JoiningStub(opened).Join(request, timeout=timeout)
+        return reply
+
+
+def test_what_a_region_solicits_is_answered_by_who_may_have_it(regions: Federated) -> None:
+    """Over the federation, and directly where it is not there. Nobody's documents say that he works for others."""
+    alpha, mallory = regions.regions["alpha"], regions.regions["mallory"]
+    told = advertisement("mallory", future(), lease_s=20.0)
+    lies = service(regions, coordinator_of(mallory))
+    lies.Advertise(signer(mallory).say(told, NAME), timeout=CALL_S)
+    asked = solicitation("s-alpha", origin="alpha")
+    message = signer(alpha).say(asked, said.ANYONE)
+    reply = service(regions, coordinator_of(alpha)).Solicit(message, timeout=CALL_S)
+    answers = [*reply.answers, peers(regions, coordinator_of(alpha), "beta").Bid(message, timeout=CALL_S)]
+    assert [each.by for each in answers] == ["mallory", "beta"]
+
+    def roots_of(region: str) -> tuple[str, ...]:
+        return (regions.regions[region].certificate(Role.VIEWER, "any").ca_pem.decode(),)
+
+    for each in answers:
+        heard = said.hear(each, Decline, to="alpha", roots_of=roots_of, wall=SystemClock().wall())
+        assert (heard.solicitation, heard.refusal.code) == ("s-alpha", Code.TRADE_DENIED)
+
+
+def future() -> int:
+    """A number that the region's own process does not reach while this test runs."""
+    return int(SystemClock().wall() * 1000) + 10**9
+
+
+def test_a21_what_is_said_in_another_regions_name(regions: Federated) -> None:
+    mallory, alpha = regions.regions["mallory"], regions.regions["alpha"]
+    own, names = coordinator_of(mallory), 0
+    to_beta, to_federation = peers(regions, own, "beta"), service(regions, own)
+    forged = mallory.authority()
+    forged.region = "alpha"
+    minted = forged.enrol_self(Role.COORDINATOR, "coordinator", lifetime_s=Seconds(600.0), wall=SystemClock().wall())
+    as_alpha = said.Signer("alpha", minted.certificate_pem, minted.key_pem)
+
+    direct = {
+        "Award": replace(award(), origin="alpha"),
+        "Release": Release("s-1", "b-1", "alpha"),
+        "Renew": renewal(1),
+        "Notify": notice(1.0, by="alpha"),
+        "Bid": solicitation(origin="alpha"),
+    }
+    for method, noun in direct.items():
+        call, to = getattr(to_beta, method), said.ANYONE if method == "Bid" else "beta"
+        renamed = signer(mallory).say(noun, to)
+        renamed.by = "alpha"
+        inside = signer(mallory).say(noun, to)
+        genuine, minted_ = signer(alpha).say(noun, to), as_alpha.say(noun, to)
+        for message in (renamed, genuine, minted_, *([inside] if method != "Renew" else [])):
+            assert refused(call, message) is (Code.REGION_MISMATCH), method
+            names += 1
+    upwards: dict[str, object] = {
+        "Advertise": advertisement("alpha", future()),
+        "Solicit": solicitation(origin="alpha"),
+        "Update": member("alpha", address="mallory:1", roots=(mallory.authority().roots[0],)),
+    }
+    for method, noun in upwards.items():
+        call, to = getattr(to_federation, method), said.ANYONE if method == "Solicit" else NAME
+        renamed = signer(mallory).say(noun, to)
+        renamed.by = "alpha"
+        for message in (renamed, signer(mallory).say(noun, to), signer(alpha).say(noun, to)):
+            assert refused(call, message) is (Code.REGION_MISMATCH), method
+            names += 1
+    # A certificate of mallory's making that says `alpha` shakes hands: its CA is a member's. Its calls are judged.
+    for stub in (peers(regions, minted, "beta"), service(regions, minted)):
+        call = stub.Award if hasattr(stub, "Award") else stub.Advertise
+        message = as_alpha.say(award(), "beta")
+        assert refused(call, message) is Code.CERT_UNTRUSTED
+        names += 1
+    view = regions.shown("beta")
+    assert view is not None
+    assert next(one.address for one in view.members if one.region == "alpha") != "mallory:1"
+    record("A21", "P", names)
+
+
+def test_a24_advertisements_that_cannot_be(regions: Federated) -> None:
+    mallory = regions.regions["mallory"]
+    stub, says = service(regions, coordinator_of(mallory)), signer(mallory)
+    good = advertisement("mallory", future(), lease_s=3.0, classes=(capacity(device_class="honest"),))
+    stub.Advertise(says.say(good, NAME), timeout=CALL_S)
+    absurd: dict[str, Any] = {
+        "1e12 GPUs": {"classes": (capacity(devices=10**12),)},
+        "negative price": {"classes": (capacity(cost_usd_per_h=-1.0),)},
+        "NaN": {"classes": (capacity(cost_usd_per_h=math.nan),)},
+        "infinite": {"classes": (capacity(cost_usd_per_h=math.inf),)},
+        "too many classes": {"classes": tuple(capacity(device_class=f"gpu {n}") for n in range(65))},
+        "huge": {"classes": tuple(capacity(device_class=f"gpu {n}" + "x" * 4000) for n in range(60))},
+        "a lease for ever": {"lease_s": 1e12},
+    }
+    for name, changes in absurd.items():
+        told = advertisement("mallory", good.sequence + 1, **changes)
+        assert refused(stub.Advertise, says.say(told, NAME)) is Code.ADVERT_INVALID, name
+    older = replace(good, sequence=good.sequence - 1)
+    assert refused(stub.Advertise, says.say(older, NAME)) is Code.REPLAYED
+
+    def counts() -> list[str]:
+        view = regions.operator().GetFederation(operator_pb2.GetFederationRequest(), timeout=CALL_S).federation
+        return [each.device_class for one in view.members if one.region == "mallory" for each in one.classes]
+
+    assert counts() in (["honest"], []), "the last good one, until it is old"
+    wait_until(lambda: not counts(), 20, "the last good one ages out")
+    record("A24", "P", len(absurd) + 1)
+
+
+def test_a27_bytes_are_lent_by_agreement_alone(regions: Federated) -> None:
+    alpha = regions.regions["alpha"]
+    asked = federation_pb2.PeerFetch(agreement="a-guess", digest="sha256:" + "0" * 64)
+    stub = peers(regions, coordinator_of(alpha), "beta")
+    assert refused(lambda asked, timeout: list(stub.Fetch(asked, timeout=timeout)), asked) is Code.AGREEMENT_UNKNOWN
+    record("A27", "P", 1, what="fetch without an agreement")
+
+
+def test_a_ledger_that_is_rewritten_and_a_record_of_ones_own(regions: Federated) -> None:
+    mallory = regions.regions["mallory"]
+    stub, says = service(regions, coordinator_of(mallory)), signer(mallory)
+    praise = ReportContent((Delivered("mallory", "a", Seconds(1.0), Seconds(0.1), 100, False),), ())
+    assert stub.Report(says.say(praise, NAME), timeout=CALL_S).next_sequence >= 1
+
+
+def test_a03_every_role_of_every_region_calls_every_method(regions: Federated) -> None:
+    """On the ports where several regions' certificates shake hands: a member's, the federation's, the port's own."""
+    methods = federation_pb2.DESCRIPTOR.services_by_name
+    assert {method.name for method in methods["Federation"].methods} == FEDERATION.keys()
+    assert {method.name for method in methods["Peer"].methods} == PEER.keys()
+    assert {method.name for method in methods["Joining"].methods} == {"Join"}
+    view, asked = regions.shown("beta"), 0
+    assert view is not None
+    beta = next(one.address for one in view.members if one.region == "beta")
+    ports = (
+        (regions.federation.link, regions.federation, "Federation", FEDERATION),
+        (beta, regions.regions["beta"], "Peer", PEER),
+    )
+    for address, server, name, table in ports:
+        for caller in (regions.regions["alpha"], regions.federation):
+            for role in (role for role in Role if role is not Role.BROKER):
+                foreign = caller is not server
+                with dial(address, caller.certificate(role, "somebody"), server) as opened:
+                    for method, may in table.items():
+                        code = answer(opened, f"/shoal.v1.{name}/{method}")
+                        assert (code is not Code.ROLE_DENIED) is (role in may), (
+                            f"{caller.region} {role} {method}: {code}"
+                        )
+                        asked += 1
+                    operators = answer(opened, "/shoal.v1.Operator/CreateToken")
+                    if name == "Peer":
+                        assert operators is Code.UNIMPLEMENTED
+                    elif foreign:
+                        assert operators is Code.REGION_MISMATCH, f"{role} of {caller.region}"
+    record("A03", "P", asked, listener="federation and peers")
+
+
+def answer(opened: grpc.Channel, method: str) -> Code:
+    """What one call with a message that is none comes to."""
+    stream = opened.stream_stream(method, None, None)(iter([b"\xff"]), timeout=CALL_S)
+    with pytest.raises(grpc.RpcError) as error:
+        for _ in stream:
+            pass
+    return refusal_of(error.value).code
+
+
+def test_a_member_that_restarts_is_a_member_still_wherever_it_listens_now(regions: Federated) -> None:
+    alpha = regions.regions["alpha"]
+    view = regions.shown("beta")
+    assert view is not None
+    before = next(one.address for one in view.members if one.region == "alpha")
+    alpha.end()
+    alpha.start(flags=("--peers", "127.0.0.1:0"))
+
+    def moved() -> bool:
+        known = regions.shown("beta")
+        assert known is not None
+        return any(one.region == "alpha" and one.address != before and one.rtt_s > 0 for one in known.members)
+
+    wait_until(moved, 30, "beta measures alpha where it is now")
+
+
+def test_who_leaves_is_trusted_no_more_and_may_come_again(regions: Federated) -> None:
+    operator = regions.operator("mallory")
+    operator.LeaveFederation(operator_pb2.LeaveFederationRequest(), timeout=CALL_S)
+    assert regions.shown("mallory") is None
+    asked = signer(regions.regions["mallory"]).say(solicitation(origin="mallory"), said.ANYONE)
+    stub = service(regions, coordinator_of(regions.regions["mallory"]))
+    assert refused(stub.Solicit, asked) in (
+        Code.REGION_UNKNOWN,
+        Code.COORDINATOR_UNREACHABLE,  # it does not even shake hands
+    )
+    assert regions.join("mallory").federation == NAME
+    audited = [entry.code for entry in regions.operator().Events(operator_pb2.EventsRequest(), timeout=CALL_S)]
+    assert audited.count("REGION_LEFT") == 1
