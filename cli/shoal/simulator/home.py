@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.controllers.catalog import Catalog, Guest, ModelRecord
+from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.trades import Standing
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.negotiation.choice import Figures, own_figures
@@ -29,7 +30,7 @@ from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.device import EnergySource, Node, Reading, Role
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Rates, Receipt
-from shoal.types.units import Bytes, Elapsed, Joules, Seconds, UsdPerHour, Wall, Watts
+from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall, Watts
 from shoal.types.workload import Intent, Trade, WorkloadKey
 
 GATEWAY: Final = "gateway"
@@ -70,8 +71,17 @@ class Told(Catalog):
 class Home:
     """The machines of one region and what runs on them; outlives its coordinator's processes."""
 
-    def __init__(self, estate: Estate, clock: Clock, profiles: Mapping[str, ModelProfile], takes: Trade) -> None:
+    def __init__(
+        self,
+        estate: Estate,
+        clock: Clock,
+        passed: Callable[[], float],
+        profiles: Mapping[str, ModelProfile],
+        takes: Trade,
+    ) -> None:
+        """clock: of the coordinator's machine. passed: time as it is, whatever that machine is at."""
         self.estate = estate
+        self._passed = passed
         self.clock = clock
         models = {name: ModelRecord(name, (), Wall(EPOCH), "", each) for name, each in profiles.items()}
         self.catalog = Told(models=models, here=RegionFacts(estate.name, estate.residency), takes=(takes,))
@@ -82,13 +92,14 @@ class Home:
         self.delegated: Mapping[WorkloadKey, Delegated] = {}
         self.reserved: tuple[Reservation, ...] = ()
         self.plan: Plan = Plan((), "")
-        self.crossed: Callable[[str], ServiceReport] = _nothing
+        self.crossed: Callable[[str], ServiceReport]
         """What an agreement's requests showed at the gateways."""
         self.stepping = asyncio.Lock()
         self.woken = asyncio.Event()
         self.is_busy = False
         """Something here is on its way."""
         self._memory = Memory()
+        self._stepped_at = clock.now()
         self._desired: Mapping[str, Content] = {}
         self._started: dict[str, float] = {}
         self._places: list[_Place] = [(_node(estate.name, GATEWAY, None), None, None)]
@@ -101,14 +112,17 @@ class Home:
     def restart(self) -> None:
         """Another process of its coordinator begins: what runs goes on, what was told it is told anew."""
         self.guests, self.delegated, self.reserved = (), {}, ()
+        self._could.clear()
+        self._memory = StoredMemory(self._stepped_at, self._memory).restored(self.clock.now())
         self.stepping = asyncio.Lock()
 
     def step(self) -> None:
         """One look at everything, as the real controller takes it; what it asks for is done."""
         before = (self._memory, self._desired)
-        decision = decide(self._known(), self.clock.now(), self.clock.wall())
+        self._stepped_at = self.clock.now()
+        decision = decide(self._known(), self._stepped_at, self.clock.wall())
         self.plan, self._memory, self._desired = decision.plan, decision.memory, decision.desired
-        now = float(self.clock.now())
+        now = self._passed()
         there = self.assignments()
         self._started = {each.id: self._started.get(each.id, now) for each in there}
         self.is_busy = before != (self._memory, self._desired) or not all(self._is_ready(each) for each in there)
@@ -145,7 +159,7 @@ class Home:
         if plan.elsewhere:
             now = self.clock.now()
             at, placed = self._could.get(key, (now - LOOK_S, False))
-            if not 0 <= now - at < LOOK_S:
+            if now - at >= LOOK_S:
                 placed = self._what_if(key, explain=False).refusal is None
                 self._could[key] = (now, placed)
             return Standing(placed, serves=False)
@@ -222,7 +236,7 @@ class Home:
 
     def _is_ready(self, assignment: Assignment) -> bool:
         started = self._started.get(assignment.id)
-        return started is not None and self.clock.now() >= started + LOAD_S and not assignment.draining
+        return started is not None and self._passed() >= started + LOAD_S and not assignment.draining
 
     def _state(self, node: Node, chip: Chip | None, receipt: Receipt | None, now: Elapsed, wall: Wall) -> NodeState:
         content = self._desired.get(node.name, Content())
@@ -266,10 +280,6 @@ class Home:
             measured=None,
             served=(),
         )
-
-
-def _nothing(agreement: str) -> ServiceReport:
-    return ServiceReport(0, 0, Seconds(0.0), Joules(0.0), EnergySource.ESTIMATED, 0.0)
 
 
 def _node(region: str, name: str, chip: Chip | None) -> Node:

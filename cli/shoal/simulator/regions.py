@@ -26,12 +26,14 @@ from shoal.simulator.home import Estate, Home
 from shoal.simulator.network import Conditions
 from shoal.simulator.storage import Store, format_store
 from shoal.simulator.world import Clock, Process, World
+from shoal.types.agreement import GUESTS, ServiceReport
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code, ShoalError
+from shoal.types.device import EnergySource
 from shoal.types.offer import Advertisement, Answer, Directory, Member
 from shoal.types.profile import ModelProfile
-from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.types.workload import Intent, Trade
+from shoal.types.units import Elapsed, Joules, Seconds, Wall
+from shoal.types.workload import Intent, Trade, WorkloadKey
 
 if TYPE_CHECKING:
     from shoal.coordinator.controllers.models import ModelsController
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 FEDERATION: Final = "fed"
 ADVERTISE_S: Final = 5.0
+REQUESTS_PER_S: Final = 10.0
 WAY_S: Final = 0.004
 """There and back between any two regions."""
 LEASE_S: Final = Seconds(30.0)
@@ -59,6 +62,7 @@ class Federated:
             f"{FEDERATION}-{number}": Replica(self, f"{FEDERATION}-{number}") for number in range(replicas)
         }
         self.over = False
+        self._crossings: dict[str, tuple[int, int, float]] = {}
 
     async def start(self) -> None:
         setup = Process(self.world, "setup")
@@ -70,6 +74,23 @@ class Federated:
 
     def parties(self) -> "tuple[Site | Replica, ...]":
         return (*self.sites.values(), *self.replicas.values())
+
+    def crossed(self, origin: str, agreement: str) -> ServiceReport:
+        """What the gateways of `origin` counted under an agreement, at ten requests a second while it is in the routes:
+        they fail where no replica is, or no way leads there, whatever the coordinators are at."""
+        now = self.world.now()
+        requests, errors, at = self._crossings.get(agreement, (0, 0, now))
+        there = next((each for each in self.sites[origin].home.delegated.values() if each.agreement == agreement), None)
+        if there is not None and there.ready:
+            sent = int(REQUESTS_PER_S * (now - at))
+            guest = WorkloadKey(GUESTS, agreement)
+            served = self.sites[there.region].home.serves(guest) and self.between.open_both_ways(origin, there.region)
+            requests, errors, at = requests + sent, errors + (0 if served else sent), at + sent / REQUESTS_PER_S
+        else:
+            at = now
+        self._crossings[agreement] = (requests, errors, at)
+        latency_s = Seconds(WAY_S + 0.02 if requests > errors else 0.0)
+        return ServiceReport(requests, errors, latency_s, Joules(0.0), EnergySource.ESTIMATED, 0.0)
 
     def paths(self) -> list[Conditions]:
         """Both ways between any two parties."""
@@ -256,7 +277,8 @@ class Site(Party):
         self, federated: Federated, estate: Estate, others: tuple[Estate, ...], profiles: Mapping[str, ModelProfile]
     ) -> None:
         super().__init__(federated, estate.name)
-        self.home = Home(estate, self.clock, profiles, Trade("*", hold_share=1.0))
+        self.home = Home(estate, self.clock, self.world.now, profiles, Trade("*", hold_share=1.0))
+        self.home.crossed = lambda agreement: federated.crossed(estate.name, agreement)
         self.disk = Disk(self.world, estate.name, full_code=Code.STORE_FULL)
         self.member = Member(estate.name, f"{estate.name}:7447", ("simulated",), estate.residency)
         self.directory: Directory | None = None

@@ -26,6 +26,8 @@ CONFIRM_S: Final = 2.0
 """So long after its start an origin relies on what it finds: by then the delegate has said that it still stands."""
 LAST: Final = frozenset({"released", "expired", "breached", "ended"})
 """Entries of a ledger that end an agreement."""
+STAYS: Final = frozenset({"renewed", "ended"})
+"""What breached may serve on until something else does."""
 
 
 class Regions:
@@ -294,7 +296,7 @@ class Ledgers:
             for entry in entries:
                 agreement = entry["agreement"]
                 mine = told[agreement][region]
-                if mine and mine[-1] in LAST and (mine[-1], entry["what"]) != ("breached", "ended"):
+                if mine and mine[-1] in LAST and (mine[-1] != "breached" or entry["what"] not in STAYS):
                     return f"{region} writes {entry['what']!r} of {agreement}, which it wrote to be {mine[-1]}"
                 mine.append(entry["what"])
                 told[agreement][entry["counterpart"]] += []
