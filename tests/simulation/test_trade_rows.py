@@ -85,7 +85,7 @@ def liar(chance: Chance) -> Draw:
         estate(FAR, slow * chance.between(1.3, 1.8), price=chance.between(1.2, 1.6)),
     )
     wanted = {HOME: (intent(TEXT, 0.5, weights=Weights(0.8, 0.2, 0.0)),)}
-    return Draw(estates, 1, wanted, counter=False, hopeless=False)
+    return Draw(estates, 1, wanted, sure=True)
 
 
 def half(answer: Answer) -> Answer:
@@ -162,7 +162,7 @@ def greedy(chance: Chance) -> Draw:
         estate(AWAY, 1e9),
         estate(FAR, 1e11, nodes=chance.whole(3, 6), memory=1 << 28),
     )
-    return Draw(estates, 1, {HOME: (intent(TEXT, 0.1),)}, counter=False, hopeless=False)
+    return Draw(estates, 1, {HOME: (intent(TEXT, 0.1),)}, sure=True)
 
 
 def solicitation(number: int) -> Solicitation:

@@ -42,6 +42,7 @@ from shoal.types.workload import (
 NAME: Final = "negotiation"
 HOME, AWAY, FAR = "north", "south", "west"
 LATENCY: Final = Weights(1.0, 0.0, 0.0)
+ROOM_FOR_ONE: Final = 200 << 20
 TEXT: Final = WorkloadKey("shop", "text")
 REST_S: Final = 150.0
 """Virtual seconds from the last fault until all is at rest: two leases, a rest after many tries, and room to load."""
@@ -52,14 +53,12 @@ LOOK_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a seed is about. counter: nobody meets what is asked, and the policy may give. hopeless: nobody can at all.
-    both_ways: a second region has a workload for the others too."""
+    """What a seed is about. sure: all that is wanted has a place somewhere."""
 
     estates: tuple[Estate, ...]
     replicas: int
     wanted: Mapping[str, tuple[Intent, ...]]
-    counter: bool
-    hopeless: bool
+    sure: bool
 
 
 Story = Callable[["Stage"], Coroutine[Any, Any, None]]
@@ -67,16 +66,16 @@ Story = Callable[["Stage"], Coroutine[Any, Any, None]]
 
 def intent(
     key: WorkloadKey,
-    latency_s: float,
+    latency_s: float | None,
     *,
     mode: DelegationMode = DelegationMode.WHEN_INFEASIBLE,
     relax_s: float | None = None,
     margin: float = 0.0,
     weights: Weights = LATENCY,
 ) -> Intent:
-    """One replica of the simulated model 0, answered within `latency_s`."""
+    """One replica of the simulated model 0, answered within `latency_s`; None: however long it takes."""
     require = Requirements(
-        latency_p95_s=Seconds(latency_s),
+        latency_p95_s=None if latency_s is None else Seconds(latency_s),
         latency_from_origin=True,
         where="",
         residency=(),
@@ -117,17 +116,27 @@ def estate(name: str, flops: float, *, memory: int = GIB, nodes: int = 1, price:
 
 def drawn(chance: Chance) -> Draw:
     """Homes need 1 s for an inference of a second's work, others 10 or 40 ms; asked for are 100 ms, or 20 that may
-    give to 250."""
+    give to 250. By chance two regions ask the third, there is room for one of two, or home would do but is slow."""
     counter, hopeless = chance.happens(0.2), chance.happens(0.05)
     others = (AWAY, FAR)[: chance.whole(1, 2)]
+    both = len(others) == 2 and chance.happens(0.3)
+    crowded = chance.happens(0.15)
+    better = chance.happens(0.15)
     speed = 1e9 if hopeless else 2.5e10 if counter else 1e11
     estates = [estate(HOME, 1e9)]
-    estates += [estate(name, speed * chance.between(1.0, 1.5), price=chance.between(0.5, 2.0)) for name in others]
-    latency_s = 0.02 if counter else 0.1
-    wanted: dict[str, tuple[Intent, ...]] = {HOME: (intent(TEXT, latency_s, relax_s=0.25 if counter else None),)}
-    if not hopeless and chance.happens(0.3):
+    for name in others:
+        flops = 1e9 if both and name == AWAY else speed * chance.between(1.0, 1.5)
+        memory = ROOM_FOR_ONE if crowded else GIB
+        estates.append(estate(name, flops, memory=memory, price=chance.between(0.5, 2.0)))
+    mode = DelegationMode.WHEN_BETTER if better else DelegationMode.WHEN_INFEASIBLE
+    latency_s = None if better else 0.02 if counter else 0.1
+    text = intent(TEXT, latency_s, mode=mode, relax_s=0.25 if counter and not better else None, margin=0.2)
+    wanted: dict[str, tuple[Intent, ...]] = {HOME: (text,)}
+    if chance.happens(0.3):
         wanted[HOME] += (intent(WorkloadKey("shop", "faces"), 0.25),)
-    return Draw(tuple(estates), chance.whole(1, 2), wanted, counter, hopeless)
+    if both:
+        wanted[AWAY] = (intent(WorkloadKey("lab", "speech"), 0.25),)
+    return Draw(tuple(estates), chance.whole(1, 2), wanted, sure=not (hopeless or crowded))
 
 
 PROFILES: Final = {digest(0): profile(digest(0), 1e9, 20 << 20)}
@@ -209,8 +218,7 @@ async def negotiate(stage: Stage) -> None:
     await trouble.strike(stage.chance.between(1.0, 12.0))
     trouble.calm()
     stage.world.record("storm.ends")
-    if not draw.hopeless:
-        stage.rested_s = await stage.rests(lambda: federated.missing(served=True), REST_S, "after the storm")
+    stage.rested_s = await stage.rests(lambda: federated.missing(served=draw.sure), REST_S, "after the storm")
     for site in federated.sites.values():
         site.want(())
     await stage.rests(lambda: federated.missing(served=False), REST_S, "after all was taken back")

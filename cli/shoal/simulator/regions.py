@@ -5,6 +5,7 @@ What a region acts on is told to the record whenever it changes; the judge of tr
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, cast
 
@@ -296,6 +297,18 @@ class Site(Party):
         self.home.wanted = intents
         self.home.woken.set()
 
+    def withdraw(self, agreement: str, ends_s: Seconds) -> None:
+        """Notice to whom it works for."""
+        bids, process = self.bids, self.process
+        if bids is None or process is None or not process.alive:
+            return
+
+        async def act() -> None:
+            with suppress(ShoalError):
+                await bids.withdraw(agreement, Code.NODE_CORDONED, ends_s)
+
+        process.spawn(act(), "withdraw")
+
     @property
     def wanted(self) -> tuple[Intent, ...]:
         return self.home.wanted
@@ -322,9 +335,8 @@ class Site(Party):
             away = self.home.delegated.get(intent.key)
             if not (self.home.serves(intent.key) or (away is not None and away.ready)):
                 found.append(f"{self.name}: {intent.key} is not served")
-        if not served:
+        if not self.wanted:
             found += [f"{self.name}: {key} is delegated" for key in sorted(self.home.delegated)]
-            found += [f"{self.name} runs {name}" for name in self.guests]
         return found
 
     def ledger(self) -> tuple[tuple[tuple[str, object], ...], ...]:

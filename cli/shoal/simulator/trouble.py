@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shoal.simulator.chance import Chance
 from shoal.simulator.regions import Federated
+from shoal.types.units import Seconds
 
 Strike = Callable[[Federated, Chance], Awaitable[None]]
 
@@ -73,6 +74,15 @@ async def _slow_disk(federated: Federated, chance: Chance) -> None:
     site.disk.flush_s = 0.0005
 
 
+async def _withdraw(federated: Federated, chance: Chance) -> None:
+    """A delegate gives notice."""
+    sites = [site for site in federated.sites.values() if site.is_up and site.guests]
+    if sites:
+        site = chance.pick(sites)
+        federated.world.record("fault.withdrawn", region=site.name)
+        site.withdraw(chance.pick(site.guests), Seconds(chance.pick([0.0, 2.0, 20.0])))
+
+
 async def _change_mind(federated: Federated, chance: Chance) -> None:
     """What is wanted is taken back, and wanted again."""
     sites = [site for site in federated.sites.values() if site.wanted]
@@ -94,6 +104,7 @@ KINDS = (
     Kind("federation-kill", 3.0, _kill_federation),
     Kind("partition", 3.0, _partition),
     Kind("slow-disk", 4.0, _slow_disk),
+    Kind("withdrawal", 3.0, _withdraw),
     Kind("change-of-mind", 6.0, _change_mind),
 )
 
