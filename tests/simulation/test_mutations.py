@@ -11,18 +11,19 @@ from shoal.simulator.scenario import Outcome
 from shoal.simulator.sweep import PLAYS, sweep
 
 JOBS = os.cpu_count() or 1
-MOST_SEEDS = 200
+MOST_SEEDS = {"storm": 200, "negotiation": 1000}
 FIRST_SEED = 5000
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
-    seeds = range(FIRST_SEED, FIRST_SEED + MOST_SEEDS)
+    most = MOST_SEEDS[mutation.scenario]
+    seeds = range(FIRST_SEED, FIRST_SEED + most)
     with mutation.planted(), closing(sweep(seeds, mutation.scenario, JOBS)) as outcomes:  # forked with the bug in
         caught = next((outcome for outcome in outcomes if outcome.violations), None)
     if caught is None:
-        pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {MOST_SEEDS} seeds")
+        pytest.fail(f"{mutation.name} ({mutation.bug}) lived through {most} seeds")
     _sound(caught)
     tried = caught.seed - FIRST_SEED + 1
     record(

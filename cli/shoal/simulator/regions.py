@@ -98,6 +98,10 @@ class Federated:
         names = [party.name for party in self.parties()]
         return [self.between.path(one, other) for one in names for other in names if one != other]
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Regions of which one works for the other."""
+        return [(site.name, each.region) for site in self.sites.values() for each in site.home.delegated.values()]
+
     def clear_weather(self) -> None:
         for path in self.paths():
             path.loss = path.late = path.duplicate = 0.0

@@ -53,14 +53,16 @@ async def _kill_federation(federated: Federated, chance: Chance) -> None:
 
 
 async def _partition(federated: Federated, chance: Chance) -> None:
-    """Between two parties, in one direction or both."""
-    one, other = chance.some([party.name for party in federated.parties()], 2)
-    directions = chance.pick([(True, True), (True, False), (False, True)])
+    """Between two parties, in one direction or both; often two that have an agreement."""
+    pairs = federated.pairs()
+    anybody = [party.name for party in federated.parties()]
+    one, other = chance.pick(pairs) if pairs and chance.happens(0.6) else chance.some(anybody, 2)
+    directions = chance.pick([(True, True), (True, True), (True, False), (False, True)])
     federated.world.record("fault.cut", one=one, other=other, directions=directions)
     paths = (federated.between.path(one, other), federated.between.path(other, one))
     for path, wanted in zip(paths, directions, strict=True):
         path.cut = path.cut or wanted
-    await asyncio.sleep(chance.pick([0.5, 0.5, 3.0, 3.0, 10.0, 40.0]) * chance.between(0.5, 1.5))
+    await asyncio.sleep(chance.pick([0.5, 3.0, 10.0, 60.0]) * chance.between(0.5, 1.2))
     for path in paths:
         path.cut = False
 
@@ -104,7 +106,7 @@ KINDS = (
     Kind("federation-kill", 3.0, _kill_federation),
     Kind("partition", 3.0, _partition),
     Kind("slow-disk", 4.0, _slow_disk),
-    Kind("withdrawal", 3.0, _withdraw),
+    Kind("withdrawal", 6.0, _withdraw),
     Kind("change-of-mind", 6.0, _change_mind),
 )
 
