@@ -76,6 +76,14 @@ async def _slow_disk(federated: Federated, chance: Chance) -> None:
     site.disk.flush_s = 0.0005
 
 
+async def _full_disk(federated: Federated, chance: Chance) -> None:
+    site = chance.pick(list(federated.sites.values()))
+    federated.world.record("fault.full-disk", disk=site.name)
+    site.disk.full = True
+    await asyncio.sleep(chance.between(0.2, 6.0))
+    site.disk.full = False
+
+
 async def _withdraw(federated: Federated, chance: Chance) -> None:
     """A delegate gives notice."""
     sites = [site for site in federated.sites.values() if site.is_up and site.guests]
@@ -106,6 +114,7 @@ KINDS = (
     Kind("federation-kill", 3.0, _kill_federation),
     Kind("partition", 3.0, _partition),
     Kind("slow-disk", 4.0, _slow_disk),
+    Kind("full-disk", 4.0, _full_disk),
     Kind("withdrawal", 6.0, _withdraw),
     Kind("change-of-mind", 6.0, _change_mind),
 )
@@ -140,6 +149,7 @@ class Trouble:
             path.cut = False
         for site in federated.sites.values():
             site.disk.flush_s = 0.0005
+            site.disk.full = False
         for party in federated.parties():
             if party.process is not None:
                 party.process.fuse = 0
