@@ -57,10 +57,15 @@ class Entries:
 
 
 class EventLog:
-    """The one writer of both logs. Numbers are taken when entries are made: a gap is a transaction that failed."""
+    """The one writer of both logs. Numbers are taken when entries are made: a gap is a transaction that failed.
 
-    def __init__(self, store: Store, clock: Clock, *, kept: int, audit_kept: int) -> None:
+    shared: others write to the same store at the same time, and a number that one of them took is not taken again.
+    """
+
+    def __init__(self, store: Store, clock: Clock, *, kept: int, audit_kept: int, shared: bool = False) -> None:
         self._store = store
+        self._shared = shared
+        self._numbering = asyncio.Lock()
         self._clock = clock
         self._kept = kept
         self._audit_kept = audit_kept
@@ -80,8 +85,7 @@ class EventLog:
         self._fence = {key: revision}
 
     async def start(self) -> None:
-        for record in await self._store.scan(EVENTS):
-            self._next = int(record.key.removeprefix(EVENTS)) + 1
+        await self._find_number()
         await self._find_tail()
 
     def entries(self, events: Iterable[Event]) -> Entries:
@@ -106,6 +110,8 @@ class EventLog:
 
         Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER).
         """
+        if self._shared:
+            return await self._commit_among_others(puts, deletes, expect or {}, tuple(events))
         entries = self.entries(events)
         try:
             return await self._commit(Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expect or {}))
@@ -116,8 +122,28 @@ class EventLog:
 
     async def write(self, *events: Event) -> None:
         """On their own. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER)."""
-        entries = self.entries(events)
-        await self._commit(Transaction(entries.puts, entries.deletes))
+        await self.commit({}, events=events)
+
+    async def _commit_among_others(
+        self, puts: Mapping[str, bytes], deletes: tuple[str, ...], expect: Mapping[str, int], events: tuple[Event, ...]
+    ) -> int:
+        async with self._numbering:
+            while True:
+                await self._find_number()
+                entries = self.entries(events)
+                expected = {**expect, **dict.fromkeys(entries.puts, 0)}
+                try:
+                    return await self._commit(
+                        Transaction({**puts, **entries.puts}, (*deletes, *entries.deletes), expected)
+                    )
+                except StaleRevision:
+                    taken = [await self._store.read(key) for key in entries.puts]
+                    if not any(taken):
+                        raise  # what the caller expected, then
+
+    async def _find_number(self) -> None:
+        for record in await self._store.scan(EVENTS, after=_key(EVENTS, self._next - 1)):
+            self._next = int(record.key.removeprefix(EVENTS)) + 1
 
     async def _commit(self, transaction: Transaction) -> int:
         try:

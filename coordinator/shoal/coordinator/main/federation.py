@@ -36,14 +36,17 @@ from shoal.coordinator.main.serving import (
 )
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
+from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
-from shoal.types.codes import ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
 from shoal.wire.scrape import Guard
 
+NAMED: Final = "name"
+"""Where the store says whose it is."""
 PEOPLE: Final = {role: LIFETIME_S[role] for role in (Role.OPERATOR, Role.VIEWER)}
 
 log: Final = structlog.get_logger("shoal.coordinator")
@@ -60,8 +63,8 @@ async def run(config: Config) -> None:
     try:
         if store.recovery is not None:
             log.critical("store restored from a copy", refusal=str(store.recovery))
-        known = bool(await store.scan("", limit=1))
-        authority = FileAuthority.open(config.shared_dir / "ca", name, wall=clock.wall(), may_create=not known)
+        election = store.election(b"")
+        authority = await _authority(config, store, election, clock)
         # Operators' tools ask for a coordinator, whatever it coordinates.
         hosts = (config.advertise, *dialled(config.link, config.enrol), dns_of(name, Role.COORDINATOR, NAME))
         identity = ServerIdentity(
@@ -73,7 +76,9 @@ async def run(config: Config) -> None:
             name=FEDERATION,
         )
         defaults = RegionConfig(name)
-        events = EventLog(store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept)
+        events = EventLog(
+            store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept, shared=election.shared
+        )
         await events.start()
         channels = Channels(lambda: identity.enrolled)
         controller = FederationController(
@@ -94,10 +99,10 @@ async def run(config: Config) -> None:
             return authority.roots if region == name else controller.roots_of(region)
 
         def address() -> str:
-            return str(Address(config.advertise, link.port))
+            return config.links or str(Address(config.advertise, link.port))
 
         def enrol_address() -> str:
-            return str(Address(config.advertise, enrol.port))
+            return config.enrols or str(Address(config.advertise, enrol.port))
 
         audit = AuditTrail(events, meter)
         guard = Authorisation(name, clock, meter, audit, roots_of=roots_of)
@@ -138,8 +143,8 @@ async def run(config: Config) -> None:
                     "role": "federation",
                     "region": name,
                     "pid": os.getpid(),
-                    "link": address(),
-                    "enrol": enrol_address(),
+                    "link": str(Address(config.advertise, link.port)),
+                    "enrol": str(Address(config.advertise, enrol.port)),
                     "metrics": str(metrics),
                     "ca_sha256": authority.fingerprint,
                     "operator_dir": str(operator_dir.resolve()),
@@ -163,6 +168,23 @@ async def run(config: Config) -> None:
             await store.backup()
     finally:
         await store.close()
+
+
+async def _authority(config: Config, store: OpenStore, election: Election, clock: Clock) -> FileAuthority:
+    """Of several replicas that start for the first time, one makes the CA. Raises ShoalError(REGION_MISMATCH | ..)."""
+    name = config.region.encode()
+    if (known := await store.read(NAMED)) is None:
+        await election.win()
+        known = await store.read(NAMED)
+    if known is not None and known.value != name:
+        found = f"the store of federation {known.value.decode()}"
+        raise refuse(Code.REGION_MISMATCH, found, f"one of {config.region}", "start it with its own --region")
+    folder = config.shared_dir / "ca"
+    authority = FileAuthority.open(folder, config.region, wall=clock.wall(), may_create=known is None)
+    if known is None:
+        await store.commit(Transaction({NAMED: name}))
+    await election.resign()
+    return authority
 
 
 def _gauges(controller: FederationController) -> Gauges:

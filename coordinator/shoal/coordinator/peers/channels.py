@@ -36,17 +36,18 @@ class Channels:
         self._open: dict[str, tuple[tuple[Any, ...], grpc.aio.Channel]] = {}
         self._closing = set[asyncio.Task[None]]()
 
-    def to(self, address: str, roots: Sequence[str], server_name: str) -> grpc.aio.Channel:
-        """roots: the CAs (PEM) of the region that is called, and no other's."""
+    def to(self, address: str, roots: Sequence[str], server_name: str, slot: str = "") -> grpc.aio.Channel:
+        """roots: the CAs (PEM) of the region that is called, and no other's. slot: of which one stays
+        open; the server's."""
         own = self._identity()
         made_of = (address, tuple(roots), own.certificate_pem)
-        known = self._open.get(server_name)
+        known = self._open.get(slot or server_name)
         if known is not None and known[0] == made_of:
             return known[1]
         credentials = grpc.ssl_channel_credentials("".join(roots).encode(), own.key_pem, own.certificate_pem)
         options = channel_options(LINK_BYTES, server_name=server_name, patience=PEER)
         channel = grpc.aio.secure_channel(address, credentials, options)
-        self._open[server_name] = (made_of, channel)
+        self._open[slot or server_name] = (made_of, channel)
         if known is not None:
             closing = asyncio.create_task(known[1].close(CLOSE_S))
             self._closing.add(closing)

@@ -48,6 +48,7 @@ class GrpcFederation:
         self._joined = joined
         self._clock = clock
         self._meter = meter
+        self._answers = ""
 
     async def advertise(self, advertisement: Advertisement) -> Directory | None:
         told = replace(advertisement, directory=self._federation().directory.version)
@@ -100,11 +101,25 @@ class GrpcFederation:
         return await self._call(method, self._signer().say(noun, self._federation().federation), timeout_s)
 
     async def _call(self, method: str, message: Any, timeout_s: float) -> Any:
+        """At the replica that answered last, else at the next: what is asked twice is answered as it was."""
         joined = self._federation()
         server = dns_of(joined.federation, Role.FEDERATION, FEDERATION)
-        stub = federation_pb2_grpc.FederationStub(self._channels.to(joined.address, joined.roots, server))
-        call = getattr(stub, method)(message, timeout=timeout_s)
-        return await answered(call, Code.FEDERATION_UNREACHABLE, joined.federation)
+        replicas = joined.address.split(",")
+        if self._answers in replicas:
+            replicas.remove(self._answers)
+            replicas.insert(0, self._answers)
+        while True:
+            address = replicas.pop(0)
+            stub = federation_pb2_grpc.FederationStub(self._channels.to(address, joined.roots, server, address))
+            call = getattr(stub, method)(message, timeout=timeout_s)
+            try:
+                reply = await answered(call, Code.FEDERATION_UNREACHABLE, joined.federation)
+            except ShoalError as error:
+                if error.code is not Code.FEDERATION_UNREACHABLE or not replicas:
+                    raise
+            else:
+                self._answers = address
+                return reply
 
     def _federation(self) -> Joined:
         joined = self._joined()

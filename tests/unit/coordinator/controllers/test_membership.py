@@ -1,0 +1,231 @@
+"""A region in a federation: what it keeps, what it tells, what it does when nobody answers."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.coordinator.core.federation.members import advertisement, capacity, member
+
+from harness.region import CountingIds, ManualClock
+from shoal.coordinator.controllers.events import EventLog
+from shoal.coordinator.controllers.membership import LedgerHeads, Membership
+from shoal.coordinator.controllers.region import NoMeter
+from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.ports import Joined
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.offer import Advertisement, Directory, Member
+from shoal.types.units import Seconds
+
+
+@dataclass
+class Federation:
+    """ports.FederationLink, FederationDoor and Peers, as far as a membership calls them. refusal: what it answers."""
+
+    directory: Directory
+    told: list[Advertisement] = field(default_factory=list)
+    updates: list[Member] = field(default_factory=list)
+    left: int = 0
+    refusal: Code | None = None
+    far: dict[str, float] = field(default_factory=lambda: {"us": 0.08})
+
+    def _answer(self) -> None:
+        if self.refusal is not None:
+            raise refuse(self.refusal)
+
+    async def join(self, address: str, token: str, own: Member) -> Joined:
+        self._answer()
+        return Joined("fed", "fed:7443", ("CA of fed",), self.directory)
+
+    async def leave(self) -> None:
+        self._answer()
+        self.left += 1
+
+    async def update(self, own: Member) -> Directory:
+        self._answer()
+        self.updates.append(own)
+        others = tuple(each for each in self.directory.members if each.region != own.region)
+        self.directory = Directory("fed", self.directory.version + 1, (own, *others))
+        return self.directory
+
+    async def advertise(self, told: Advertisement) -> Directory | None:
+        self._answer()
+        self.told.append(told)
+        return self.directory if told.directory != self.directory.version else None
+
+    async def measure(self, region: str) -> Seconds:
+        if region not in self.far:
+            raise refuse(Code.PEER_UNREACHABLE, region)
+        return Seconds(self.far[region])
+
+
+@dataclass
+class World:
+    store: SqliteStore
+    clock: ManualClock
+    federation: Federation
+    own: Member = field(default_factory=lambda: member("eu"))
+
+    async def started(self) -> Membership:
+        events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
+        truth = Truth("eu", self.store, events, CountingIds(), NoMeter())
+        await truth.start()
+        await events.start()
+        found: Any = self.federation
+        membership = Membership(
+            self.store,
+            truth,
+            self.clock,
+            NoMeter(),
+            link=found,
+            door=found,
+            peers=found,
+            own=lambda: self.own,
+            capacity=lambda: (capacity(),),
+            heads=lambda: LedgerHeads("a" * 64, {"us": "b" * 64}),
+        )
+        await membership.start()
+        return membership
+
+    async def joined(self) -> Membership:
+        membership = await self.started()
+        await membership.join("fed:7444", "token", "operator")
+        return membership
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    store = await SqliteStore.open(tmp_path, reserve_bytes=0)
+    known = (member("eu"), member("us", advertisement=advertisement("us")))
+    yield World(store, ManualClock(), Federation(Directory("fed", 7, known)))
+    await store.close()
+
+
+async def test_a_region_that_never_joined_knows_nobody(world: World) -> None:
+    membership = await world.started()
+    assert membership.joined is None
+    assert membership.directory is None
+    assert membership.roots_of("us") == ()
+    await membership.measure()
+    assert membership.rtt == {}
+    with pytest.raises(ShoalError) as error:
+        await membership.leave("operator")
+    assert error.value.code is Code.CONFLICT
+
+
+async def test_membership_and_directory_survive_a_restart(world: World) -> None:
+    await world.joined()
+    again = await world.started()
+    assert again.joined == Joined("fed", "fed:7443", ("CA of fed",), world.federation.directory)
+    assert again.roots_of("us") == ("CA of us",)
+    assert again.roots_of("eu") == (), "itself is nobody's counterpart"
+    assert again.roots_of("fed") == ()
+
+
+async def test_a_region_is_in_one_federation(world: World) -> None:
+    membership = await world.joined()
+    with pytest.raises(ShoalError) as error:
+        await membership.join("other:7444", "token", "operator")
+    assert error.value.code is Code.CONFLICT
+
+
+async def test_it_tells_what_it_has_in_numbers_that_grow_over_restarts(world: World) -> None:
+    membership = await world.joined()
+    await membership.measure()
+    await membership.step()
+    await membership.step()
+    world.clock.advance(1.0)
+    again = await world.started()
+    await again.step()
+    told = world.federation.told
+    assert told[0].classes == (capacity(),)
+    assert told[0].rtt_s == {"us": 0.08}
+    assert (told[0].ledger_head, told[0].heads) == ("a" * 64, {"us": "b" * 64})
+    assert told[0].sequence < told[1].sequence < told[2].sequence
+    assert membership.heard_at == world.clock.wall() - 1.0
+
+
+async def test_a_new_directory_is_kept_and_only_a_new_one_is_sent(world: World) -> None:
+    membership = await world.joined()
+    await membership.step()
+    assert world.federation.told[-1].directory == 7
+    world.federation.directory = Directory("fed", 8, (member("eu"), member("ap")))
+    await membership.step()
+    await membership.step()
+    assert world.federation.told[-1].directory == 8
+    assert membership.roots_of("us") == ()
+    assert (await world.started()).roots_of("ap") == ("CA of ap",)
+
+
+@pytest.mark.parametrize("changes", [{"address": "eu:9"}, {"roots": ("CA of eu", "next CA")}, {"residency": "ch"}])
+async def test_what_changes_at_home_is_told(world: World, changes: dict[str, Any]) -> None:
+    membership = await world.joined()
+    await membership.step()
+    assert world.federation.updates == []
+    world.own = replace(world.own, **changes)
+    await membership.step()
+    assert world.federation.updates == [world.own]
+    await membership.step()
+    assert len(world.federation.updates) == 1
+
+
+async def test_f42_without_the_federation_it_knows_and_measures_on(world: World) -> None:
+    membership = await world.joined()
+    world.federation.refusal = Code.FEDERATION_UNREACHABLE
+    await membership.step()
+    await membership.measure()
+    assert membership.refusal is not None
+    assert membership.refusal.code is Code.FEDERATION_UNREACHABLE
+    assert membership.roots_of("us") == ("CA of us",)
+    assert membership.rtt == {"us": 0.08}
+    world.federation.refusal = None
+    await membership.step()
+    assert membership.refusal is None
+
+
+async def test_distances_are_the_least_of_the_newest_and_of_who_answers(world: World) -> None:
+    membership = await world.joined()
+    for seconds in (0.08, 0.05, 0.2):
+        world.federation.far["us"] = seconds
+        await membership.measure()
+        world.clock.advance(60.0)
+    assert membership.rtt == {"us": 0.05}
+    for _ in range(5):
+        world.federation.far["us"] = 0.3
+        await membership.measure()
+        world.clock.advance(60.0)
+    assert membership.rtt == {"us": 0.3}, "it has moved away"
+    world.federation.far.clear()
+    await membership.measure()
+    assert membership.rtt == {}
+
+
+async def test_between_its_turns_only_who_is_new_is_measured(world: World) -> None:
+    membership = await world.joined()
+    await membership.measure()
+    world.federation.far = {"us": 0.5, "ap": 0.1}
+    world.federation.directory = Directory("fed", 8, (member("eu"), member("us"), member("ap")))
+    await membership.step()
+    await membership.measure()
+    assert membership.rtt == {"us": 0.08, "ap": 0.1}
+
+
+async def test_leaving_needs_the_federation_unless_one_says_otherwise(world: World) -> None:
+    membership = await world.joined()
+    world.federation.refusal = Code.FEDERATION_UNREACHABLE
+    with pytest.raises(ShoalError) as error:
+        await membership.leave("operator")
+    assert error.value.code is Code.FEDERATION_UNREACHABLE
+    assert membership.joined is not None
+    await membership.leave("operator", forget=True)
+    assert membership.directory is None
+    assert (await world.started()).joined is None
+
+
+async def test_who_was_forgotten_there_may_leave_here(world: World) -> None:
+    membership = await world.joined()
+    world.federation.refusal = Code.REGION_UNKNOWN
+    await membership.leave("operator")
+    assert membership.joined is None
