@@ -2,6 +2,7 @@
 still at any step and wake when another one leads; readers of the log that sleep past what the store remembers."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,7 +38,7 @@ class Coordinator:
     """One process: stands for election, leads, is replaced, stands again."""
 
     machine: Machine
-    store: SharedStore
+    server: Server
     seat: Seat
     models: KnownModels
     ids: CountingIds
@@ -49,8 +50,9 @@ class Coordinator:
             await self.seat.win()
             await self.machine.awake.wait()
             config = RegionConfig("eu")
-            region = Region(self.store, self, self.models, self.models, self.machine, self.ids, config)
-            self.store.term = partial(_term_of, region)
+            store = SharedStore(self.server, self.machine)
+            region = Region(store, self, self.models, self.models, self.machine, self.ids, config)
+            store.term = partial(_term_of, region)
             try:
                 await region.start(elected=True)
                 self.region = region
@@ -164,7 +166,7 @@ async def story(loop: VirtualLoop, seed: int) -> Told:
     for number in range(3):
         machine = Machine(f"c{number}", chance.stream(f"c{number}"))
         seat = Seat(server, machine)
-        coordinators.append(Coordinator(machine, SharedStore(server, machine), seat, models, ids, agents))
+        coordinators.append(Coordinator(machine, server, seat, models, ids, agents))
     for name in ("edge-1", "edge-2"):
         agents[name] = Node(name, coordinators, server)
     tasks = [loop.create_task(each.run()) for each in coordinators]
@@ -249,7 +251,7 @@ async def _leading(coordinators: list[Coordinator]) -> Coordinator:
         await asyncio.sleep(0.05)
 
 
-async def _bytes() -> Any:
+async def _bytes() -> AsyncIterator[bytes]:
     yield b"x" * 1000
 
 

@@ -9,16 +9,23 @@ from pathlib import Path
 import grpc
 import pytest
 
-from harness.coordinator import operator
+from harness.coordinator import REGION, operator
 from harness.disk import Chance
 from harness.etcd import Etcd, etcd
 from harness.report import record
 from harness.trio import Trio, Writer, who
-from harness.wait import wait_until
+from harness.wait import until, wait_until
+from shoal.agent.link.credentials import Files
+from shoal.agent.link.grpc import GrpcLink
 from shoal.coordinator.clock import SystemClock
 from shoal.coordinator.controllers.events import Event, EventLog
-from shoal.types.codes import Code
+from shoal.types.assignment import Version
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Node, Role
+from shoal.types.link import Hello
+from shoal.types.units import Bytes
 from shoal.v1 import operator_pb2
+from shoal.wire.enrol import redeem, renew
 from shoal.wire.status import refusal_of
 
 TAKEOVER_S = 5.0
@@ -95,7 +102,44 @@ def wait_until_later(writer: Writer, seconds: float) -> float:
 
 
 def test_f07_another_coordinator_takes_over_and_no_acknowledged_write_is_lost(trio: Trio) -> None:
-    take_over(trio, 2)
+    take_over(trio, 1)
+
+
+async def test_f07_who_joined_and_who_connects_find_the_new_leader(trio: Trio, tmp_path: Path) -> None:
+    """Told of all three at once, as joining tells them."""
+    links, enrols = (",".join(str(each.ready[name]) for each in trio.members) for name in ("link", "enrol"))
+    leader = trio.leader()
+    request = operator_pb2.CreateTokenRequest(role="agent", name="edge-1", valid_s=600.0)
+    token = operator(leader.link, trio.admin).CreateToken(request, timeout=10.0).token
+    enrolled = await asyncio.to_thread(redeem, enrols, token, "edge-1")
+    enrolled.write(tmp_path / "identity")
+    clock = SystemClock()
+    link = GrpcLink(Files(tmp_path / "identity"), links, clock, lambda event, **_: None)
+    node = Node(
+        "edge-1", REGION, Role.AGENT, {}, "0", "linux", "x86_64", Bytes(2**30), Bytes(2**30), (), "a:1", "a:2", "a:3",
+        "a:4", "boot",
+    )  # fmt: skip
+    session = await link.connect(Hello(node, "nonce-1", None, 1, clock.wall()))
+    before = session.welcome
+    assert link.address == leader.link
+    leader.end(signal.SIGKILL)
+    began = clock.now()
+    with pytest.raises(ShoalError):
+        await session.receive()
+    await session.close()
+    again = await until(
+        lambda: link.connect(Hello(node, "nonce-2", Version(before.history, before.term, 0), 1, clock.wall())),
+        10.0,
+        "a session with the new leader",
+    )
+    away_s = clock.now() - began
+    assert (again.welcome.history, again.welcome.term) == (before.history, before.term + 1)
+    assert again.welcome.epoch == before.epoch + 1, "the session is the next one of the same node"
+    assert away_s <= TAKEOVER_S
+    await asyncio.to_thread(renew, enrols, tmp_path / "identity")
+    await again.close()
+    await asyncio.to_thread(trio.start_one, leader)
+    record("F07", "P", 1, agent_away_s=round(away_s, 2))
 
 
 @pytest.mark.long
