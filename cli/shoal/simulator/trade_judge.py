@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from shoal.simulator.judge import AcknowledgedWrites, Happened, Rule
 
-SLACK_S: Final = 1.0
-"""A region that is up has looked at its clock and written what follows."""
+SLACK_S: Final = 3.0
+"""A region that is up has looked at its clock and written what follows, behind what else it writes on a slow disk."""
 ALLOWANCE_S: Final = 5.0
 """What the delegate adds to a lease."""
 LONGEST_S: Final = 60.0
@@ -237,7 +237,7 @@ class Leases:
                 assert since is not None
                 lease_s = self._lease_s[agreement]
                 until = max(self._granted[region, agreement], since + lease_s) + ALLOWANCE_S
-                if now > until + 2 * SLACK_S and agreement not in self._told:
+                if now > until + SLACK_S and agreement not in self._told:
                     self._told.add(agreement)
                     return f"{region} runs {agreement}, whose lease was over at {until:.1f} s"
         for region, pairs in self._delegated.items():

@@ -69,7 +69,7 @@ async def _partition(federated: Federated, chance: Chance) -> None:
 
 async def _slow_disk(federated: Federated, chance: Chance) -> None:
     site = chance.pick(list(federated.sites.values()))
-    flush_s = chance.pick([0.02, 0.2, 1.0])
+    flush_s = chance.pick([0.02, 0.1, 0.4])
     federated.world.record("fault.slow-disk", disk=site.name, flush=flush_s)
     site.disk.flush_s = flush_s
     await asyncio.sleep(chance.between(1.0, 8.0))

@@ -82,7 +82,7 @@ NOTICE = {"by": "away", "what": "Notice", "said": "w7", "agreement": "g-1", "cod
 
 SOUND: dict[str, list[Event]] = {
     "a hold ends in time": [
-        *up("away"), holds(1.0, "b-1"), at(1.1, "answered", OFFER, call=1, to="home"), holds(11.5), time_passes(90.0),
+        *up("away"), holds(1.0, "b-1"), at(1.1, "answered", OFFER, call=1, to="home"), holds(13.5), time_passes(90.0),
     ],
     "a region that is down holds nothing": [
         *up("away"), holds(1.0, "b-1"), at(1.1, "answered", OFFER, call=1, to="home"),
@@ -125,13 +125,13 @@ SOUND: dict[str, list[Event]] = {
 
 VIOLATED: dict[str, list[list[Event]]] = {
     "HoldsEnd": [
-        [*up("away"), holds(1.0, "b-1"), at(1.1, "answered", OFFER, call=1, to="home"), time_passes(12.5)],
+        [*up("away"), holds(1.0, "b-1"), at(1.1, "answered", OFFER, call=1, to="home"), time_passes(14.5)],
         [*up("away"), holds(1.0, "b-1"), time_passes(90.0)],
         [
             *up("away"), holds(1.0, "b-1"), at(1.1, "answered", OFFER, call=1, to="home"),
-            at(5.0, "region.down", region="away"), at(91.0, "region.up", region="away"), time_passes(93.0),
+            at(5.0, "region.down", region="away"), at(91.0, "region.up", region="away"), time_passes(94.5),
         ],
-        [at(1.1, "answered", OFFER, call=1, to="home"), *awarded(13.0), guests(13.2, "g-1")],
+        [at(1.1, "answered", OFFER, call=1, to="home"), *awarded(15.0), guests(15.2, "g-1")],
     ],
     "OneAward": [
         [at(1.0, "said", AWARD, call=1, target="away"), *awarded(3.0, call=2, bid="b-2", agreement="g-2")],
@@ -150,8 +150,8 @@ VIOLATED: dict[str, list[list[Event]]] = {
     ],
     "Leases": [
         [*up("away"), *awarded(1.0), guests(1.2, "g-1"), time_passes(40.0)],
-        [*up("home"), *awarded(1.0), runs_away(2.0), time_passes(33.0)],
-        [*up("home"), runs_away(2.0), time_passes(4.0)],
+        [*up("home"), *awarded(1.0), runs_away(2.0), time_passes(35.0)],
+        [*up("home"), runs_away(2.0), time_passes(6.0)],
     ],
     "Room": [[at(1.0, "room", region="away", devices=(("edge-1", 9, 8),))]],
     "Ledgers": [
