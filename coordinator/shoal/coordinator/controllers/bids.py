@@ -5,7 +5,7 @@ does, so that nothing is promised that a step gives away meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -15,6 +15,7 @@ from shoal.coordinator.controllers.buckets import Buckets
 from shoal.coordinator.controllers.catalog import Catalog, Guest
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.ledger import Draft, Ledger
+from shoal.coordinator.controllers.lent import LentModels
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
@@ -53,27 +54,12 @@ WRITTEN_EVERY_S: Final = 60.0
 NOTICE_S: Final = Seconds(30.0)
 """How long this region still serves what it gave notice of."""
 RETRY_S: Final = Seconds(1.0)
-RETRY_MOST_S: Final = Seconds(30.0)
 SOLICITED_BURST: Final = 100.0
 SOLICITED_PER_S: Final = 20.0
 REGIONS_MOST: Final = 1000
 SOLICITATION_BYTES: Final = 256 * 1024
 MESSAGE_BYTES: Final = 64 * 1024
 """What a counterpart signed is kept as evidence: a long one is no message of this kind."""
-LENT_KEPT_S: Final = 3600.0
-"""A lent model stays so long after its last guest: the next agreement of it need not fetch it."""
-
-UNFIT: Final = frozenset(
-    {
-        Code.MODEL_INVALID,
-        Code.MODEL_PATH,
-        Code.MODEL_ARCHIVE,
-        Code.MODEL_DIGEST,
-        Code.MODEL_TOO_LARGE,
-        Code.CUSTOM_OP_DENIED,
-    }
-)
-"""Bytes that another try does not mend."""
 
 
 class OriginSide(Protocol):
@@ -140,7 +126,6 @@ class BidsController:
         self._store = store
         self._ledger = ledger
         self._workloads = workloads
-        self._models = models
         self._fleet = fleet
         self._clock = clock
         self._ids = ids
@@ -163,9 +148,8 @@ class BidsController:
         """Agreements that were in full service once."""
         self._judged: Catalog | None = None
         self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
-        self._idle: dict[str, Elapsed] = {}
-        """Lent models that no guest runs, since when."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._lent = LentModels(models, lambda: workloads.catalog, peers, clock, meter, unfit=self._end_at_once)
+        self._notices: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """What was only held is over; agreements go on."""
@@ -177,7 +161,8 @@ class BidsController:
         self._tell()
 
     def stop(self) -> None:
-        for task in self._tasks.values():
+        self._lent.stop()
+        for task in self._notices.values():
             task.cancel()
 
     # -- ports.PeerEvents ---------------------------------------------------------------------------------------------
@@ -326,7 +311,7 @@ class BidsController:
     async def _alone(self) -> AsyncIterator[None]:
         """No step of the region and no other transition runs meanwhile; what the store holds is known."""
         async with self._workloads.stepping:
-            for name in tuple(self._unsure):
+            for name in sorted(self._unsure):
                 await self._reload(name)
             yield
 
@@ -557,56 +542,14 @@ class BidsController:
     # -- work that waits for others -----------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        self._lent.want(granted for deal in self._open.values() if (granted := deal.granted) is not None)
+        self._notices = {name: task for name, task in self._notices.items() if not task.done()}
         for name, deal in self._open.items():
-            granted = deal.granted
-            if granted is not None and granted.offer.model not in self._workloads.catalog.models:
-                self._begin(f"model {granted.offer.model}", self._borrow, granted.offer.model)
-            if isinstance(deal.state, Stopping) and not deal.state.told:
-                self._begin(f"notice {name}", self._give_notice, name)
-        for digest, since in self._unused().items():
-            if self._clock.now() - since >= LENT_KEPT_S:
-                self._begin(f"model {digest}", self._forget, digest)
+            if isinstance(deal.state, Stopping) and not deal.state.told and name not in self._notices:
+                self._notices[name] = asyncio.ensure_future(self._give_notice(name))
 
-    def _unused(self) -> Mapping[str, Elapsed]:
-        used = {granted.offer.model for deal in self._open.values() if (granted := deal.granted) is not None}
-        lent = {digest for digest, model in self._workloads.catalog.models.items() if model.lent}
-        now = self._clock.now()
-        self._idle = {digest: self._idle.get(digest, now) for digest in sorted(lent - used)}
-        return self._idle
-
-    async def _forget(self, digest: str) -> None:
-        with suppress(ShoalError, StaleRevision):
-            await self._models.remove(digest, "coordinator")
-
-    def _begin(self, what: str, work: Callable[[str], Coroutine[Any, Any, None]], name: str) -> None:
-        if what not in self._tasks:
-            task = asyncio.ensure_future(work(name))
-            self._tasks[what] = task
-            task.add_done_callback(lambda _: self._tasks.pop(what, None))
-
-    async def _borrow(self, digest: str) -> None:
-        """A model's bytes from the home of any agreement that needs them, once, until they are here or not needed."""
-        wait_s = RETRY_S
-        while (granted := self._needs(digest)) is not None:
-            agreement, region = granted.award.agreement, granted.offer.origin
-            size = next(each.size_bytes for each in granted.asked.models if each.digest == digest)
-            try:
-                await self._models.borrow(region, size, digest, self._peers.fetch(region, agreement, digest, 0))
-                return
-            except (ShoalError, StaleRevision) as error:
-                code = error.code if isinstance(error, ShoalError) else Code.CONFLICT
-                self._meter.count("models_not_borrowed", code=code)
-                if code in UNFIT:
-                    with suppress(ShoalError):
-                        await self.withdraw(agreement, code, Seconds(0.0))
-            await self._clock.sleep(wait_s)
-            wait_s = min(Seconds(2 * wait_s), RETRY_MOST_S)
-
-    def _needs(self, digest: str) -> Granted | None:
-        if digest in self._workloads.catalog.models:
-            return None
-        states = (deal.state for deal in self._open.values())
-        return next((each for each in states if isinstance(each, Granted) and each.offer.model == digest), None)
+    async def _end_at_once(self, agreement: str, code: Code) -> None:
+        await self.withdraw(agreement, code, Seconds(0.0))
 
     async def _give_notice(self, name: str) -> None:
         """Until the other side has heard it, or it is over."""
