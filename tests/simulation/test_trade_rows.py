@@ -48,6 +48,16 @@ def struck_and_said(outcomes: list[Outcome]) -> tuple[dict[str, int], dict[str, 
 def test_f44_negotiations_under_faults_at_every_step(trade_seeds: range) -> None:
     """No hold outlives its expiry, no award is doubled, no agreement is one-sided beyond its lease, and both ledgers
     tell one story; then all comes to rest, and nothing is left when it is taken back."""
+    negotiated(trade_seeds)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_f44_ten_thousand_negotiations() -> None:
+    negotiated(range(100_000, 110_000))
+
+
+def negotiated(trade_seeds: range) -> None:
     began = perf_counter()
     outcomes = list(sweep(trade_seeds, "negotiation", JOBS))
     took = perf_counter() - began

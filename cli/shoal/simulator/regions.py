@@ -21,6 +21,7 @@ from shoal.coordinator.core.negotiation.advertise import classes
 from shoal.coordinator.core.negotiation.model import Active, Resting
 from shoal.coordinator.ports import Change, Record, Transaction
 from shoal.simulator.between import Between, Candidates, FederationEnd, Peers, federation, peer
+from shoal.simulator.chance import Chance
 from shoal.simulator.cluster import Ids
 from shoal.simulator.disk import Disk
 from shoal.simulator.home import Estate, Home
@@ -29,7 +30,7 @@ from shoal.simulator.storage import Store, format_store
 from shoal.simulator.world import Clock, Process, World
 from shoal.types.agreement import GUESTS, ServiceReport
 from shoal.types.chain import LedgerEntry
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import EnergySource
 from shoal.types.offer import Advertisement, Answer, Directory, Member
 from shoal.types.profile import ModelProfile
@@ -223,6 +224,34 @@ class Running:
         self._process.check()
 
 
+class Doubtful(Store):
+    """A store over a network: a commit that it took may go unanswered. From then on it takes no other, until its region
+    has read everything anew."""
+
+    def __init__(self, world: World, process: Process, disk: Disk, chance: Chance) -> None:
+        super().__init__(world, process, disk)
+        self._chance = chance
+        self._outdated = False
+        self.doubt = 0.0
+        """How often that happens."""
+        self.on_doubt: Callable[[], None] = lambda: None
+
+    async def commit(self, transaction: Transaction) -> int:
+        if self._outdated:
+            raise self._refusal()
+        revision = await super().commit(transaction)
+        if self._chance.happens(self.doubt):
+            self._outdated = True
+            self._world.record("fault.unanswered", store=self._disk.name, revision=revision)
+            self.on_doubt()
+        if self._outdated:
+            raise self._refusal()
+        return revision
+
+    def _refusal(self) -> ShoalError:
+        return refuse(Code.STORE_UNAVAILABLE, "the store did not answer", "an answer", "it is tried again by itself")
+
+
 class Replica(Party):
     """One replica of the federation; all share one store."""
 
@@ -291,6 +320,8 @@ class Site(Party):
         self.rtt_s: Mapping[str, Seconds] = dict.fromkeys((other.name for other in others), Seconds(WAY_S))
         self.tells: Callable[[Answer], Answer] = lambda answer: answer
         """What it makes of its own bids."""
+        self.store: Doubtful | None = None
+        self.doubt = 0.0
         self.trades: TradesController | None = None
         self.bids: BidsController | None = None
         self._sequence = 0
@@ -300,6 +331,15 @@ class Site(Party):
         """What its operators have applied."""
         self.home.wanted = intents
         self.home.woken.set()
+
+    def doubts(self, share: float) -> None:
+        """So many commits are done and not answered."""
+        self.doubt = share
+        if self.store is not None:
+            self.store.doubt = share
+
+    def _reads_anew(self) -> None:
+        self.world.later(self.chance.between(0.05, 2.0), self.kill)
 
     def withdraw(self, agreement: str, ends_s: Seconds) -> None:
         """Notice to whom it works for."""
@@ -375,7 +415,9 @@ class Site(Party):
 
     async def _live(self, process: Process) -> None:
         world, between, home = self.world, self.federated.between, self.home
-        self.store = store = Store(world, process, self.disk)
+        self.store = store = Doubtful(world, process, self.disk, self.chance.stream("doubt"))
+        store.doubt = self.doubt
+        store.on_doubt = self._reads_anew
         clock, ids, meter = Running(self.clock, process), Ids(world, process), NoMeter()
         events = EventLog(store, clock, kept=200, audit_kept=200)
         truth = Truth(self.name, store, events, ids, meter)

@@ -84,6 +84,14 @@ async def _full_disk(federated: Federated, chance: Chance) -> None:
     site.disk.full = False
 
 
+async def _doubt(federated: Federated, chance: Chance) -> None:
+    """Commits that are done, and not answered."""
+    site = chance.pick(list(federated.sites.values()))
+    site.doubts(chance.between(0.1, 0.9))
+    await asyncio.sleep(chance.between(0.2, 4.0))
+    site.doubts(0.0)
+
+
 async def _withdraw(federated: Federated, chance: Chance) -> None:
     """A delegate gives notice."""
     sites = [site for site in federated.sites.values() if site.is_up and site.guests]
@@ -115,6 +123,7 @@ KINDS = (
     Kind("partition", 3.0, _partition),
     Kind("slow-disk", 4.0, _slow_disk),
     Kind("full-disk", 4.0, _full_disk),
+    Kind("store-doubt", 3.0, _doubt),
     Kind("withdrawal", 6.0, _withdraw),
     Kind("change-of-mind", 6.0, _change_mind),
 )
@@ -150,6 +159,7 @@ class Trouble:
         for site in federated.sites.values():
             site.disk.flush_s = 0.0005
             site.disk.full = False
+            site.doubts(0.0)
         for party in federated.parties():
             if party.process is not None:
                 party.process.fuse = 0
