@@ -11,6 +11,8 @@ from dataclasses import replace
 from statistics import median
 from time import perf_counter
 
+import pytest
+
 from harness.report import record
 from shoal.coordinator.core.negotiation.hold import offer_of
 from shoal.simulator.between import Peers
