@@ -1,5 +1,6 @@
 """Starts, asks and stops the keeper of a local federation: what `shoal dev` and `shoal demo` call."""
 
+import datetime
 import fcntl
 import json
 import os
@@ -9,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from shoal.client import Context, Contexts, Region
-from shoal.devstack import broker, layout
+from shoal.devstack import broker, etcd, layout
 from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
 from shoal.devstack.layout import Asked, Member, Stack
 from shoal.devstack.scale import Rate, time_scale
@@ -58,18 +60,19 @@ class Control:
         link: str = "grpc",
         regions: int = 1,
         federation: int = 0,
+        store: str = "sqlite",
     ) -> Up:
         """Starts what is not running; everything enrolled, ready, measured and joined when it returns. All or nothing.
 
         agents: of each region. link: grpc, or mqtt over the host's own Mosquitto. federation: replicas of the service
-        that the regions join. Raises ShoalError with the code of the part that failed, or CONFLICT while another is at
-        it."""
+        that the regions join; more than one need store etcd, the host's own. Raises ShoalError with the code of the
+        part that failed, or CONFLICT while another is at it."""
         with self._alone():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
             try:
-                return self._start(layout.Asked(region, agents, link, regions, federation), say)
+                return self._start(layout.Asked(region, agents, link, regions, federation, store), say)
             except BaseException:
                 self.down()
                 raise
@@ -90,9 +93,17 @@ class Control:
     def _start(self, asked: Asked, say: Say) -> Up:
         if asked.link == "mqtt":
             broker.require()
+        if asked.store == layout.ETCD:
+            etcd.require()
         stack = self._stack(asked)
         layout.save(self.folder, stack)
+        if stack.etcd:
+            etcd.prepare(self.folder, datetime.datetime.now(datetime.UTC))  # noqa: TID251 - dates of certificates
         self._spawn_keeper()
+        if stack.etcd:
+            say(f"etcd of this machine, {len(stack.etcd)} members")
+            with ThreadPoolExecutor() as together:  # none listens before a majority is there
+                list(together.map(lambda member: self.ask({"op": "start", "name": member.name}), stack.etcd))
         for member in stack.federation:
             say(f"federation {member.name}")
             self.ask({"op": "start", "name": member.name})

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import psutil
 
-from shoal.devstack import layout, roads
+from shoal.devstack import etcd, layout, roads
 from shoal.devstack.layout import Member, Stack
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.wire.unix import reachable
@@ -45,8 +45,10 @@ VERBS: Final = {
     "fill": f"an agent's disk is full: no file of it grows beyond {FILLED_BYTES // 1024} KiB",
     "heal": "undo cut, slow and fill",
 }
-_ALONE: Final = ("broker", "coordinator", layout.FEDERATION)
+_ALONE: Final = ("broker", "coordinator", layout.FEDERATION, layout.ETCD)
 """Members of one process, which has their own role."""
+_SILENT: Final = {"broker": "mqtt", layout.ETCD: "client"}
+"""Who does not say when it listens, and where it does then."""
 LASTING: Final = ("cut", "slow", "fill")
 """What stays until `heal`."""
 
@@ -170,7 +172,7 @@ class Keeper:
             program.starts += 1
             if "fill" in self._broken[name]:
                 _limit_files([program.process.pid], FILLED_BYTES)
-            if program.member.role == "broker":
+            if program.member.role in _SILENT:
                 await self._wait_listening(program)
             assert program.process.stdout is not None
             async for line in program.process.stdout:
@@ -185,7 +187,7 @@ class Keeper:
 
     async def _wait_listening(self, program: Program) -> None:
         """For a program that says nothing when it is ready."""
-        host, _, port = program.member.addresses["mqtt"].rpartition(":")
+        host, _, port = program.member.addresses[_SILENT[program.member.role]].rpartition(":")
         assert program.process is not None
         while program.process.returncode is None:
             with contextlib.suppress(OSError):
@@ -201,6 +203,8 @@ class Keeper:
         state = str(self._folder / member.name)
         if member.role == "broker":
             return [str(self._folder / member.name / "start")]
+        if member.role == layout.ETCD:
+            return etcd.command(self._folder, self._stack, member)
         region = self._stack.of(member.region)
         mqtt = ["--mqtt", layout.road(region.broker.addresses["mqtt"])] if region.broker is not None else []
         if member.role in ("coordinator", layout.FEDERATION):
@@ -209,7 +213,8 @@ class Keeper:
                 *program_path("shoal-coordinator"), "run", "--role", role, "--region", member.region,
                 "--data-dir", state, "--link", addresses["link"], "--enrol", addresses["enrol"],
                 "--metrics", addresses["metrics"], *([*mqtt, "--models", addresses["models"]] if mqtt else []),
-                *self._broker_dir(region), *self._peers(addresses),
+                *self._broker_dir(region), *self._peers(addresses), *etcd.flags(self._folder, self._stack),
+                *self._shared(member),
             ]  # fmt: skip
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
@@ -236,6 +241,14 @@ class Keeper:
             return []
         peers = ["--peers", addresses["peers"]] if "peers" in addresses else []
         return [*peers, "--advertise", layout.road(addresses["link"]).rpartition(":")[0]]
+
+    def _shared(self, member: Member) -> list[str]:
+        """Of the federation's replicas: one CA, and the addresses of all."""
+        replicas = self._stack.federation
+        if member.role != layout.FEDERATION or len(replicas) == 1:
+            return []
+        links, enrols = (",".join(layout.road(one.addresses[use]) for one in replicas) for use in ("link", "enrol"))
+        return ["--shared-dir", str(self._folder / layout.FEDERATION), "--links", links, "--enrols", enrols]
 
     # hurting and ending
 
@@ -337,7 +350,7 @@ class Keeper:
 
     async def _stop_all(self) -> None:
         # Agents first, so that none reports its siblings' end as a loss.
-        order = {"agent": 0, "gateway": 1, "coordinator": 2, "broker": 3, layout.FEDERATION: 3}
+        order = {"agent": 0, "gateway": 1, "coordinator": 2, "broker": 3, layout.FEDERATION: 3, layout.ETCD: 4}
         for rank in sorted(set(order.values())):
             await asyncio.gather(
                 *(self._stop(one) for one in self._programs.values() if order[one.member.role] == rank)

@@ -12,6 +12,9 @@ from shoal.types.codes import Code, refuse
 REGION: Final = "home"
 FEDERATION: Final = "federation"
 """The federation's name, and its members' role."""
+ETCD: Final = "etcd"
+"""Role of the store's members, which belong to no region."""
+ETCD_MEMBERS: Final = 3
 TENANT: Final = "default"
 
 FLEET: Final = (
@@ -80,6 +83,10 @@ class Stack:
         return tuple(member for member in self.members if member.role == FEDERATION)
 
     @property
+    def etcd(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.role == ETCD)
+
+    @property
     def coordinator(self) -> Member:
         return next(member for member in self.members if member.role == "coordinator")
 
@@ -121,16 +128,19 @@ class Asked:
     link: str = "grpc"
     regions: int = 1
     federation: int = 0
+    store: str = "sqlite"
 
     @classmethod
     def of(cls, stack: Stack) -> "Asked":
         agents = len(stack.of(stack.region).agents)
-        return cls(stack.region, agents, stack.link, len(stack.regions), len(stack.federation))
+        store = ETCD if stack.etcd else "sqlite"
+        return cls(stack.region, agents, stack.link, len(stack.regions), len(stack.federation), store)
 
     def __str__(self) -> str:
         regions = f", {self.regions} regions" if self.regions > 1 else ""
         federation = f", {self.federation} federation replicas" if self.federation else ""
-        return f"region {self.region} with {self.agents} agents on {self.link} links{regions}{federation}"
+        store = ", state in etcd" if self.store == ETCD else ""
+        return f"region {self.region} with {self.agents} agents on {self.link} links{regions}{federation}{store}"
 
 
 def compose(asked: Asked, ports: Mapping[str, int]) -> Stack:
@@ -151,14 +161,18 @@ def _members(asked: Asked) -> tuple[Member, ...]:
     """Without addresses, in the order in which they start. Those of the first region do not bear its name."""
     if not 1 <= asked.regions <= 8:
         raise refuse(Code.FIELD_INVALID, f"{asked.regions} regions", "1 to 8 on one machine", "pass --regions N")
-    if not 0 <= asked.federation <= 1:
+    most = 5 if asked.store == ETCD else 1
+    if not 0 <= asked.federation <= most:
         raise refuse(
-            Code.NOT_SUPPORTED_YET,
-            f"{asked.federation} federation replicas",
-            "0, or 1: more share a store in etcd",
-            "pass --federation-replicas 1",
+            Code.FIELD_INVALID,
+            f"{asked.federation} federation replicas on {asked.store}",
+            f"0 to {most}",
+            "pass --store etcd: replicas share a store" if most == 1 else "pass --federation-replicas N",
         )
     members = [
+        Member(f"{ETCD}-{number}", ETCD, "", {}, {}, "") for number in range(1, ETCD_MEMBERS + 1) if asked.store == ETCD
+    ]
+    members += [
         Member(f"{FEDERATION}-{number}", FEDERATION, "", {}, {}, FEDERATION)
         for number in range(1, asked.federation + 1)
     ]
@@ -173,6 +187,7 @@ def _members(asked: Asked) -> tuple[Member, ...]:
 
 
 _USES: Final = {
+    ETCD: ("client", "peer"),
     FEDERATION: ("link", "enrol", "metrics"),
     "broker": ("mqtt",),
     "coordinator": ("link", "enrol", "metrics"),

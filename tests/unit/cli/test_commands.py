@@ -38,7 +38,7 @@ def test_a_mistake_is_placed_and_the_status_is_1(tmp_path: Path) -> None:
     [
         (("get", "nodes"), "CONTEXT_UNKNOWN"),
         (("dev", "status"), "NOT_FOUND"),
-        (("dev", "up", "--store", "etcd"), "NOT_SUPPORTED_YET"),
+        (("dev", "up", "--federation-replicas", "2"), "FIELD_INVALID"),
         (("validate", "no-such-file.yaml"), "SOURCE_UNREACHABLE"),
         (("context", "use", "nowhere"), "CONTEXT_UNKNOWN"),
         (("context", "login", "--coordinator", "127.0.0.1:1", "--token", "junk"), "TOKEN_INVALID"),

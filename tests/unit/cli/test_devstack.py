@@ -1,15 +1,18 @@
 """One local federation a folder: two starts at once, and a folder deep in a file system."""
 
+import datetime
 import fcntl
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from shoal.client import Contexts
-from shoal.devstack import broker
+from shoal.devstack import broker, etcd, layout
 from shoal.devstack.control import Control
 from shoal.types.codes import Code, ShoalError
+from shoal.wire.enrol import belong
 
 Say = Callable[[str], None]
 
@@ -51,4 +54,38 @@ def test_mqtt_links_without_mosquitto_say_how_to_install_it(tmp_path: Path, monk
         control.up(1, lambda text: None, link="mqtt")
     assert refused.value.refusal.code is Code.NOT_FOUND
     assert "apt-get install mosquitto" in refused.value.refusal.remedy
+    assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
+
+
+def test_etcd_of_one_stack_is_three_members_that_its_coordinators_know(tmp_path: Path) -> None:
+    asked = layout.Asked(agents=1, federation=3, store="etcd")
+    stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(layout.needed_ports(asked))})
+    assert layout.Asked.of(stack) == asked
+    assert [member.name for member in stack.members[:6]] == [
+        "etcd-1", "etcd-2", "etcd-3", "federation-1", "federation-2", "federation-3",
+    ]  # fmt: skip
+    now = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+    etcd.prepare(tmp_path, now)
+    files = {path.name: path.read_bytes() for path in (tmp_path / etcd.FILES).iterdir()}
+    ca, client, member = (
+        x509.load_pem_x509_certificate(files[name]) for name in ("ca.pem", "cert.pem", "member-cert.pem")
+    )
+    client.verify_directly_issued_by(ca)
+    member.verify_directly_issued_by(ca)
+    assert belong(files["cert.pem"], files["key.pem"])
+    etcd.prepare(tmp_path, now)
+    assert {path.name: path.read_bytes() for path in (tmp_path / etcd.FILES).iterdir()} == files, "made once"
+    flags = etcd.flags(tmp_path, stack)
+    endpoints = flags[flags.index("--etcd-endpoints") + 1].split(",")
+    assert endpoints == [layout.road(each.addresses["client"]) for each in stack.etcd]
+    assert etcd.flags(tmp_path, stack.of("home")) == []
+
+
+def test_etcd_that_is_not_installed_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
+    with pytest.raises(ShoalError) as refused:
+        control.up(1, lambda text: None, store="etcd")
+    assert refused.value.refusal.code is Code.NOT_FOUND
+    assert "apt-get install etcd-server" in refused.value.refusal.remedy
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"

@@ -9,7 +9,6 @@ from shoal.cli.render.output import emit, line, table
 from shoal.devstack import layout
 from shoal.devstack.control import Control, Up, context_of
 from shoal.devstack.keeper import LASTING, VERBS
-from shoal.types.codes import Code, refuse
 
 _folder = click.option(
     "--data-dir",
@@ -49,16 +48,20 @@ def dev() -> None:
     "--federation-replicas",
     default=0,
     show_default=True,
-    help="1: a federation of the regions, context dev-federation.",
+    help="Of the federation that they are in (context dev-federation); more than one with --store etcd.",
 )
-@click.option("--store", type=click.Choice(["sqlite", "etcd"]), default="sqlite", show_default=True)
+@click.option(
+    "--store",
+    type=click.Choice(["sqlite", "etcd"]),
+    default="sqlite",
+    show_default=True,
+    help="Where coordinators keep their state; etcd starts three members of this machine's.",
+)
 @link
 def up(
     data_dir: Path | None, agents: int, name: str, regions: int, federation_replicas: int, store: str, link: str
 ) -> None:
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
-    if store != "sqlite":
-        raise refuse(Code.NOT_SUPPORTED_YET, "not in this release", "--store sqlite", "leave the option out")
     control = Control(data_dir)
     show_up(
         control.up(
@@ -68,6 +71,7 @@ def up(
             link=link,
             regions=regions,
             federation=federation_replicas,
+            store=store,
         )
     )
 
