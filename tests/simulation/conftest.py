@@ -10,7 +10,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "1000")), help="seeded runs to play"
     )
     parser.addoption(
-        "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "300")), help="seeded trades to play"
+        "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
     )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
 

@@ -277,6 +277,8 @@ class Ledgers:
             case "ledger":
                 self._ledgers[facts["region"]] = entries = tuple(dict(each) for each in facts["entries"])
                 return _chain(facts["region"], entries) or self._evidence(facts["region"], entries)
+            case "refused" if facts["code"] == "LEDGER_BROKEN":
+                return f"{facts['at']} finds that the ledger of {facts['to']} is not what it was shown before"
             case "story.ends":
                 return self._stories()
         return None

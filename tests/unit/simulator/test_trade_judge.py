@@ -155,6 +155,7 @@ VIOLATED: dict[str, list[list[Event]]] = {
     ],
     "Room": [[at(1.0, "room", region="away", devices=(("edge-1", 9, 8),))]],
     "Ledgers": [
+        [at(1.0, "refused", call=1, at="fed", to="home", code="LEDGER_BROKEN")],
         [ledger("home", "away", "awarded", "granted", previous="0" * 64)],
         [ledger("home", "away", "awarded", "granted", sequence=3)],
         [ledger("home", "away", "granted", evidence=SAID)],
