@@ -1,19 +1,21 @@
 """What a region says counts as said by it alone: its name, its CA, its coordinator, its recipient, its bytes (A21)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from unit.coordinator.core.negotiation.trades import award
+from unit.coordinator.core.negotiation.trades import award, renewal
 
 from harness.pki import Authority
-from shoal.types.agreement import Award, Notice
+from shoal.types.agreement import Award, Notice, Renewal
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.v1 import federation_pb2
+from shoal.wire import nouns
 from shoal.wire.said import Signer, hear
 
 NOW = Wall(1_800_000_000.0)
@@ -118,3 +120,15 @@ def test_a_signer_shows_its_leaf_alone(regions: Regions) -> None:
     said = regions.signer("us-east").say(award(), "eu-west")
     shown = x509.load_der_x509_certificate(said.certificate)
     assert shown.public_bytes(serialization.Encoding.DER) == said.certificate
+
+
+def test_a22_a_renewal_with_another_report_than_was_signed(regions: Regions) -> None:
+    """Who carries it can change neither its figures nor its number."""
+    signer = regions.signer("us-east")
+    true = renewal(3)
+    said = signer.say(true, "eu-west")
+    assert regions.hear(said, kind=Renewal) == true
+    said.content = nouns.encode(replace(true, sequence=4))
+    assert refused(lambda: regions.hear(said, kind=Renewal)) is Code.SIGNATURE_INVALID
+    said.content = nouns.encode(replace(true, report=replace(true.report, requests=10**6)))
+    assert refused(lambda: regions.hear(said, kind=Renewal)) is Code.SIGNATURE_INVALID
