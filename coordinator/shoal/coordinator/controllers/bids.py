@@ -100,6 +100,12 @@ class Deal:
         return hold.agreed(self.state)
 
 
+async def stored_guests(store: Store, region: str) -> tuple[Guest, ...]:
+    """What `region` runs for others by what is written, for who only reads."""
+    stored = [records.load(StoredDeal, record.value) for record in await store.scan(DEALS)]
+    return tuple(_guest(granted, region) for each in stored if (granted := hold.agreed(each.state)) is not None)
+
+
 class BidsController:
     """Implements ports.PeerEvents. region: this one's name. changed: called when `peers` may have changed."""
 
@@ -441,8 +447,7 @@ class BidsController:
             room = self._room(name, deal.state, now)
             reserved += room
             if (granted := deal.granted) is not None:
-                intent = guest(granted.asked, granted.offer, granted.award.agreement)
-                guests.append(Guest(deal.offer.origin, intent, way_s(granted.asked, self._region)))
+                guests.append(_guest(granted, self._region))
             if room:
                 promises.append(Promise(name, hold.name_of(deal.state), _ends(deal.state)))
         self._served &= self._agreements.keys()
@@ -572,6 +577,11 @@ class BidsController:
         except ShoalError as error:
             if error.code is Code.PEER_UNREACHABLE:
                 raise
+
+
+def _guest(granted: Granted, region: str) -> Guest:
+    intent = guest(granted.asked, granted.offer, granted.award.agreement)
+    return Guest(granted.offer.origin, intent, way_s(granted.asked, region))
 
 
 def _ends(state: State) -> Elapsed:

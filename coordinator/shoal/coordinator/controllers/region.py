@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordinator.controllers.bids import BidsController
+from shoal.coordinator.controllers.bids import BidsController, stored_guests
 from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.home import RegionHome
@@ -165,12 +165,15 @@ class Region:
         elif elected:
             await self.events.write(Event("LEADER_ELECTED", self.config.name, f"term {self.truth.term}"))
         await self._read()
+        self.workloads.adopt_bids(guests=(), reserved=(), promises=())  # `federate` knows of which it leads
 
     async def follow(self) -> None:
         """What the store holds now, for reading alone; again whenever it has changed. Raises ShoalError."""
         await self.truth.start()
         await self.events.start()
         await self._read()
+        guests = await stored_guests(self._store, self.config.name)
+        self.workloads.adopt_bids(guests=guests, reserved=(), promises=())
 
     @property
     def deposed(self) -> asyncio.Event:

@@ -17,7 +17,7 @@ from shoal.coordinator.api.views import workload_views
 from shoal.coordinator.controllers.bids import DEALS, BidsController
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.ledger import Ledger
-from shoal.coordinator.controllers.region import NoMeter
+from shoal.coordinator.controllers.region import NoMeter, Region, RegionConfig
 from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, Stopping
 from shoal.coordinator.core.workloads.invariants import check
 from shoal.coordinator.ports import Heard, Peers, Transaction
@@ -287,6 +287,19 @@ async def test_a_guest_is_listed_as_one(here: Delegate) -> None:
     assert (view.workload.tenant, view.workload.name) == (GUESTS, "g-1")
     assert (view.policy, view.document, view.reason.code) == ("guest of us-east", "", Code.WAITING_FOR_FETCH)
     assert region.workloads.explain(GUEST).wanted == 1
+
+
+async def test_a_coordinator_that_follows_lists_guests_too(here: Delegate) -> None:
+    await here.grant()
+    await here.fetched()
+    await here.world.step()
+    world = here.world
+    follower = Region(world.store, world.sent, world.models, world.models, world.clock, world.ids, RegionConfig("eu"))
+    await follower.follow()
+    (view,) = workload_views(follower.workloads, follower.fleet.fleet)
+    assert (view.workload.tenant, view.workload.name, view.policy) == (GUESTS, "g-1", "guest of us-east")
+    await follower.start(elected=True)
+    assert follower.workloads.catalog.guests == (), "until it is told that it trades"
 
 
 async def test_nothing_of_a_guest_is_a_document_and_no_document_is_a_guest(here: Delegate) -> None:
