@@ -200,7 +200,8 @@ class Leases:
         self._regions = Regions()
         self._granted: dict[tuple[str, str], float] = {}
         """By delegate and agreement: when its newest lease ends as the delegate counts, without the allowance."""
-        self._lease_s: dict[str, float] = defaultdict(lambda: LONGEST_S)
+        self._lease_s: dict[str, float] = {}
+        """By agreement: the longest lease that was told; a delegate that starts anew counts it once more."""
         self._asked: dict[int, float] = {}
         self._kept: dict[str, float] = {}
         """By agreement: when it ends as the origin counts."""
@@ -215,7 +216,8 @@ class Leases:
             case "said", ("Award" | "Renewal"):
                 self._asked[facts["call"]] = event.at
             case "answered", ("Grant" | "Renewed"):
-                self._lease_s[facts["agreement"]] = facts["lease_s"]
+                agreement = facts["agreement"]
+                self._lease_s[agreement] = max(facts["lease_s"], self._lease_s.get(agreement, 0.0))
                 self._granted[facts["by"], facts["agreement"]] = event.at + facts["lease_s"]
             case "heard", ("Grant" | "Renewed"):
                 until = self._asked[facts["call"]] + facts["lease_s"]
@@ -223,19 +225,22 @@ class Leases:
             case "guests", _:
                 self._guests[facts["region"]] = facts["agreements"]
                 for agreement in facts["agreements"]:
-                    self._granted.setdefault((facts["region"], agreement), event.at + self._lease_s[agreement])
+                    self._granted.setdefault((facts["region"], agreement), event.at + self._lease_of(agreement))
             case "delegated", _:
                 self._delegated[facts["region"]] = tuple(
                     (workload, agreement) for workload, agreement, _, ready, _ in facts["workloads"] if ready
                 )
         return self._beyond(event.at)
 
+    def _lease_of(self, agreement: str) -> float:
+        return self._lease_s.get(agreement, LONGEST_S)
+
     def _beyond(self, now: float) -> str | None:
         for region, agreements in self._guests.items():
             since = self._regions.since(region)
             for agreement in agreements if since is not None else ():
                 assert since is not None
-                lease_s = self._lease_s[agreement]
+                lease_s = self._lease_of(agreement)
                 until = max(self._granted[region, agreement], since + lease_s) + ALLOWANCE_S
                 if now > until + SLACK_S and agreement not in self._told:
                     self._told.add(agreement)
