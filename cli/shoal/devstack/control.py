@@ -355,14 +355,19 @@ def _knows(view: FederationView, count: int) -> bool:
 
 
 def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
-    sockets = [socket.socket() for _ in names]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
-    finally:
-        for one in sockets:
-            one.close()
+    """Free on both sides: another stack that starts may have taken the road of a member that does not listen yet."""
+    ports = list[int]()
+    with ExitStack() as held:
+        while len(ports) < len(names):
+            here, road = (held.enter_context(socket.socket()) for _ in range(2))
+            here.bind((layout.HERE, 0))
+            port = here.getsockname()[1]
+            try:
+                road.bind((layout.ROAD, port))
+            except OSError:
+                continue
+            ports.append(port)
+    return dict(zip(names, ports, strict=True))
 
 
 def _wait(condition: Callable[[], bool], limit_s: float, what: str) -> None:

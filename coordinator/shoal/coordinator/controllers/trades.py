@@ -288,9 +288,9 @@ class TradesController:
         intent = self._intent(key)
         if offer is None or intent is None or digest != offer.model:
             raise refuse(Code.TENANT_DENIED, "a model that this agreement is not about", "the model of its bid")
-        allowed = intent.require.residency
-        if allowed and not {offer.region, offer.residency} & set(allowed):
-            raise refuse(Code.RESIDENCY, f"{region} lies in {offer.residency or region}", ", ".join(allowed))
+        if not _may_go(intent, offer):
+            allowed = ", ".join(intent.require.residency)
+            raise refuse(Code.RESIDENCY, f"{region} lies in {offer.residency or region}", allowed)
 
     @property
     def may_trade(self) -> bool:
@@ -393,7 +393,11 @@ class TradesController:
     def _publish(self) -> None:
         """What the region reads, from its next step on."""
         now = self._clock.now()
-        delegated = {key: each for key, state in self.trades.items() if (each := _delegated(state, now)) is not None}
+        delegated = {
+            key: each
+            for key, state in self.trades.items()
+            if (each := _delegated(state, now, self._intent(key))) is not None
+        }
         peers = self._peers_met()
         if (delegated, peers) != (self.delegated, self.peers):
             self.delegated, self.peers = delegated, peers
@@ -688,12 +692,19 @@ class TradesController:
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def _delegated(state: Trade, now: Elapsed) -> Delegated | None:
+def _may_go(intent: Intent, offer: Offer) -> bool:
+    """Whether the data of this workload may go to the region of that offer."""
+    allowed = intent.require.residency
+    return not allowed or not {offer.region, offer.residency}.isdisjoint(allowed)
+
+
+def _delegated(state: Trade, now: Elapsed, intent: Intent | None) -> Delegated | None:
+    """intent: as its documents say now, which may forbid what was agreed before: then nothing waits for its end."""
     wanted = trade.is_relied_on(state, now)
-    serving = trade.serving(state, now)
+    serving = [deal for deal in trade.serving(state, now) if intent is None or _may_go(intent, deal.offer)]
     if serving:
         return Delegated(serving[0].agreement, serving[0].region, serving[0].gateways, ready=True, wanted=wanted)
-    if isinstance(state.phase, Active):
+    if isinstance(state.phase, Active) and (intent is None or _may_go(intent, state.phase.deal.offer)):
         deal = state.phase.deal
         return Delegated(deal.agreement, deal.region, deal.gateways, ready=False, wanted=wanted)
     return None

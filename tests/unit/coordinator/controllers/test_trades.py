@@ -356,6 +356,20 @@ async def test_a_noticed_agreement_is_replaced_before_it_leaves_the_routes(origi
     assert [entry.what for entry in await origin.ledger.past(0)][-1] in ("ended", "renewed")
 
 
+async def test_a25_what_may_not_go_there_any_more_leaves_the_routes_at_once(origin: Origin) -> None:
+    """With nobody to take its place: better no answer than one from there."""
+    await origin.run(3.0)
+    before = origin.trades.delegated[KEY]
+    assert before.ready
+    (want,) = origin.home.wanted
+    origin.home.wanted = (replace(want, require=replace(want.require, residency=("moon",))),)
+    await origin.trades.tick()
+    assert KEY not in origin.trades.delegated
+    with pytest.raises(ShoalError) as error:
+        await origin.trades.lend(before.region, before.agreement, DIGEST)
+    assert error.value.code is Code.RESIDENCY
+
+
 async def test_home_that_serves_again_ends_it(origin: Origin) -> None:
     await origin.run(1.0)
     origin.home.placed = True

@@ -1,0 +1,13 @@
+"""Three regions and their federation, for all tests that leave them as they were."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.stack import Stack, region
+
+
+@pytest.fixture(scope="package")
+def neighbourhood(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with region(tmp_path_factory.mktemp("neighbourhood"), 1, regions=3, federation=1) as found:
+        yield found

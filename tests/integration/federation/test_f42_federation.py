@@ -1,0 +1,92 @@
+"""F42: the federation killed, and cut off, under load. Scaled: seconds; the whole minute is `-m long`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from harness.report import record
+from harness.stack import PATIENCE_S, Stack
+from harness.trades import (
+    FAR,
+    HOME,
+    NEAR,
+    acquainted,
+    agreements,
+    delegated,
+    forget,
+    in_regions,
+    through_gateway,
+    wait_whole,
+)
+from harness.wait import wait_until
+from shoal.agent.clock import SystemClock
+
+SERVICE = "federation-1"
+LEASE_S = 30.0
+RENEWED_WITHIN_S = 6.0
+"""Of a lease that is renewed every 1.5 s, on a busy machine."""
+
+
+def renewed(stack: Stack, name: str) -> bool:
+    """Whether both sides hold its agreement and have just renewed it."""
+    (own,) = agreements(stack, name)
+    theirs = [view for view in agreements(stack, name, own.counterpart) if view.agreement == own.agreement]
+    return all(view.lease_s > LEASE_S - RENEWED_WITHIN_S for view in (own, *theirs)) and len(theirs) == 1
+
+
+def codes(stack: Stack, after: int, name: str) -> list[str]:
+    return [event.code for event in stack.events(after) if event.workload.name == name]
+
+
+@contextmanager
+def without_federation(stack: Stack, fault: str) -> Iterator[None]:
+    if fault == "kill":
+        stack.kill(SERVICE)
+    else:
+        stack.control.hurt(SERVICE, fault)
+    try:
+        yield
+    finally:
+        stack.control.hurt(SERVICE, "resume" if fault == "kill" else "heal")
+
+
+@pytest.mark.parametrize(
+    ("fault", "down_s"),
+    [
+        ("kill", 4.0),
+        pytest.param("kill", 60.0, marks=pytest.mark.long),
+        pytest.param("cut", 60.0, marks=pytest.mark.long),
+    ],
+)
+def test_f42_federation_gone_under_load(neighbourhood: Stack, fault: str, down_s: float) -> None:
+    """What runs elsewhere runs on and is renewed region to region; regions that know each other trade on."""
+    stack, clock = neighbourhood, SystemClock()
+    stack.apply(in_regions("away", NEAR))
+    agreed = delegated(stack, "away")
+    before = stack.events()[-1].sequence
+    with through_gateway(stack, "away") as load:
+        began = clock.now()
+        with without_federation(stack, fault):
+            stack.apply(in_regions("meanwhile", FAR))
+            assert delegated(stack, "meanwhile").counterpart == FAR
+            alone_s = clock.now() - began
+            load.wait_for(20, after_s=max(0.0, down_s - alone_s))
+            assert not acquainted(stack, HOME), "the federation was away"
+            wait_until(lambda: renewed(stack, "away"), PATIENCE_S, "the agreement to be renewed")
+        back = clock.now()
+        wait_until(lambda: acquainted(stack, HOME), PATIENCE_S, "home to hear the federation")
+        stack.apply(in_regions("after", NEAR))
+        delegated(stack, "after")
+        resumed_s = clock.now() - back
+        load.wait_for(20)
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    assert [view.agreement for view in agreements(stack, "away")] == [agreed.agreement]
+    assert codes(stack, before, "away") == [], "nothing happened to it"
+    record(
+        "F42", "P", 1, fault=fault, outage_s=round(back - began, 1), sent=verdict.sent, lost=verdict.lost,
+        slowest_s=round(verdict.slowest_s, 3), traded_alone_s=round(alone_s, 2), traded_again_s=round(resumed_s, 2),
+    )  # fmt: skip
+    forget(stack, "away", "meanwhile", "after")
+    wait_whole(stack)
