@@ -7,21 +7,40 @@ from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from google.protobuf.message import DecodeError
+from unit.coordinator.core.federation.members import advertisement, member
+from unit.coordinator.core.negotiation.trades import award, notice, offer, renewal, solicitation
 
 from fuzz.http import Rest
 from harness.oip import Tensor, infer_request
 from shoal.agent.dataplane import request, tensors
+from shoal.coordinator.core.federation.rules import judge_advertisement, judge_solicitation
 from shoal.coordinator.core.fleet.checks import check_receipt
 from shoal.policies import cross_check, load
+from shoal.types.agreement import (
+    Award,
+    Delivered,
+    GatewayRef,
+    Grant,
+    Notice,
+    Release,
+    Renewal,
+    Renewed,
+    ReportContent,
+    Service,
+    ServiceReport,
+)  # fmt: skip
 from shoal.types.assignment import Status
-from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.chain import LedgerEntry, first_broken
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.link import Hello, Receipts
+from shoal.types.offer import Advertisement, Decline, Member, Offer, Solicitation
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
-from shoal.types.units import Bytes, Seconds, Wall, Watts
-from shoal.v1 import link_pb2
-from shoal.wire import nouns, signing
+from shoal.types.units import Bytes, Joules, Seconds, Wall, Watts
+from shoal.v1 import federation_pb2, link_pb2
+from shoal.wire import nouns, said, signing
 
 EXAMPLES: Final = Path(__file__).parents[2] / "policies" / "examples"
 OK: Final = "OK"
@@ -86,6 +105,39 @@ def _receipts(certificate: x509.Certificate) -> Callable[[bytes], None]:
     return take
 
 
+def _said(certificate: x509.Certificate) -> Callable[[bytes], None]:
+    """Never signed by anybody, by the coordinator of a region that is known: nothing passes."""
+    root = certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    def take(data: bytes) -> None:
+        message = federation_pb2.Said.FromString(data)
+        for kind in TRADED:
+            if said.kind_of(kind) == message.kind:
+                said.hear(message, kind, to=message.to, roots_of=lambda region: (root,), wall=NOW)
+                raise AssertionError("what nobody signed was believed")
+        raise refuse(Code.MESSAGE_INVALID, "another kind", "one that regions say", "update the sender")
+
+    return take
+
+
+def _traded(data: bytes) -> None:
+    """What a region says, signed well: the first byte says of which kind. What counts is within reach."""
+    kind: Any = TRADED[data[0] % len(TRADED)] if data else Advertisement
+    noun = nouns.decode(kind, data[1:])
+    assert repr(nouns.decode(kind, nouns.encode(noun))) == repr(noun)
+    match noun:
+        case Advertisement():
+            if (refusal := judge_advertisement(noun, None)) is not None:
+                raise ShoalError(refusal)
+            numbers = [number for each in noun.classes for number in (each.cost_usd_per_h, each.confidence)]
+            assert all(math.isfinite(number) and number >= 0 for number in (*numbers, *noun.rtt_s.values()))
+        case Solicitation():
+            if (refusal := judge_solicitation(noun)) is not None:
+                raise ShoalError(refusal)
+        case ReportContent():
+            first_broken(noun.entries)
+
+
 def _rest(data: bytes) -> None:
     """The first two bytes say how much of the rest is JSON, as a header does."""
     split = int.from_bytes(data[:2])
@@ -134,8 +186,8 @@ def link_seeds() -> list[bytes]:
     """A hello, a status and a receipt, as an agent sends them."""
     reading = Reading("cpu0", Bytes(2**33), 0.1, 50.0, Watts(10.0), 1.0, NOW)
     status = Status("n1", 1, 1, True, None, (), (), (reading,), (), NOW, True)
-    said = (Hello(NODE, "nonce", None, 1, NOW), status, Receipts((nouns.signed(_receipt(), b"signature"),)))
-    return [nouns.from_agent_to_wire(noun).SerializeToString() for noun in said]
+    told = (Hello(NODE, "nonce", None, 1, NOW), status, Receipts((nouns.signed(_receipt(), b"signature"),)))
+    return [nouns.from_agent_to_wire(noun).SerializeToString() for noun in told]
 
 
 def _infer_seeds() -> list[bytes]:
@@ -161,6 +213,45 @@ def _http_seeds() -> list[bytes]:
     return [infer, chunked + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body), index + ready, ready + infer]
 
 
+TRADED: Final = (
+    Advertisement, Solicitation, Offer, Decline, Award, Grant, Release, Renewal, Renewed, Notice, ReportContent, Member,
+)  # fmt: skip
+
+
+def _trade_seeds() -> list[bytes]:
+    """One of each kind that a region may say."""
+    refusal = Refusal(Code.TRADE_DENIED, "f", "a", "r")
+    entry = LedgerEntry(1, NOW, "granted", "a", "us", "t/w", "", "", "", "")
+    gateways = (GatewayRef("gw", "gw:1"),)
+    service = ServiceReport(1, 0, Seconds(0.1), Joules(1.0), EnergySource.MEASURED, 0.1)
+    sound = (
+        advertisement(rtt_s={"us": 0.1}, heads={"us": "a" * 64}),
+        solicitation(),
+        offer(),
+        Decline("s-1", 1, "eu", refusal),
+        award(),
+        Grant("g-1", "b-1", "eu", Seconds(30.0), gateways),
+        Release("s-1", "b-1", "us"),
+        renewal(1, "nonce"),
+        Renewed("g-1", "nonce", Seconds(30.0), Service.READY, service, gateways, ""),
+        notice(1.0),
+        ReportContent((Delivered("eu", "g-1", Seconds(0.1), Seconds(0.2), 10, False),), (entry,)),
+        member(),
+    )
+    assert tuple(type(each) for each in sound) == TRADED
+    return [bytes([number]) + nouns.encode(each) for number, each in enumerate(sound)]
+
+
+def _said_seeds(certificate: x509.Certificate) -> list[bytes]:
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    return [
+        federation_pb2.Said(
+            by="eu", to="us", kind=said.kind_of(kind), content=seed[1:], signature=b"s" * 70, certificate=der
+        ).SerializeToString()
+        for kind, seed in zip(TRADED, _trade_seeds(), strict=True)
+    ]
+
+
 def targets(certificate: x509.Certificate) -> Mapping[str, Target]:
     """certificate: of the node whose receipts are forged."""
     json_words: tuple[Any, ...] = (b'"inputs"', b'"shape"', b'"data"', b'"parameters"', b'"binary_data_size"', b"1e400")
@@ -173,6 +264,8 @@ def targets(certificate: x509.Certificate) -> Mapping[str, Target]:
         "link": Target(_coded(_from_agent), link_seeds),
         "to-agent": Target(_coded(_to_agent), lambda: [link_pb2.ToAgent().SerializeToString()]),
         "receipts": Target(_coded(_receipts(certificate)), lambda: [nouns.encode(nouns.signed(_receipt(), b"s"))]),
+        "federation": Target(_coded(_said(certificate)), lambda: _said_seeds(certificate)),
+        "trade": Target(_coded(_traded), _trade_seeds),
         "infer": Target(_coded(request.read), _infer_seeds),
         "rest": Target(_coded(_rest), _rest_seeds, json_words),
         "http": Target(Rest().take, _http_seeds, http_words),

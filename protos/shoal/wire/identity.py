@@ -27,6 +27,9 @@ COORDINATOR_USER: Final = "shoal.coordinator"
 BACKDATED_S: Final = 3600.0
 """A certificate of ours begins this much before it is made: clocks differ."""
 
+UNREADABLE: Final = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
+"""What a certificate that a stranger made may have instead of extensions, besides ValueError."""
+
 _URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")
 
 
@@ -105,7 +108,7 @@ def identity_of_certificate(certificate: x509.Certificate) -> Identity:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, ValueError) as cause:
+    except (*UNREADABLE, ValueError) as cause:
         raise refuse(
             Code.CERT_NAME_INVALID, "no readable subject alternative name", "one URI name", "enrol again"
         ) from cause

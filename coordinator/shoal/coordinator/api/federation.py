@@ -15,7 +15,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.offer import Advertisement, Directory, Member, Solicitation
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, said
-from shoal.wire.identity import check_name, identity_of_context, peer_ip
+from shoal.wire.identity import UNREADABLE, check_name, identity_of_context, peer_ip
 
 Noun = TypeVar("Noun")
 
@@ -127,7 +127,7 @@ def check_authorities(pems: tuple[str, ...]) -> None:
         try:
             (certificate,) = x509.load_pem_x509_certificates(pem.encode())
             authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        except (ValueError, x509.ExtensionNotFound):
+        except (*UNREADABLE, ValueError):
             authority = False
         if not authority:
             raise refuse(Code.FIELD_INVALID, "something else than a CA's certificate", "the region's CAs, in PEM", "")

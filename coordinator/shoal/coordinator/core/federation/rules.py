@@ -59,10 +59,12 @@ def judge_member(member: Member) -> Refusal | None:
 
 
 def judge_solicitation(solicitation: Solicitation) -> Refusal | None:
+    remedy = "update the coordinator that asks"
     if not 0 < len(solicitation.models) <= MODELS_MOST:
-        return Refusal(Code.MESSAGE_INVALID, f"{len(solicitation.models)} models", f"1 to {MODELS_MOST}")
+        return Refusal(Code.MESSAGE_INVALID, f"{len(solicitation.models)} models", f"1 to {MODELS_MOST}", remedy)
     if not 0 < solicitation.answer_s <= ANSWER_MOST_S:
-        return Refusal(Code.MESSAGE_INVALID, f"answers within {solicitation.answer_s:g}s", f"up to {ANSWER_MOST_S:g}s")
+        found = f"answers within {solicitation.answer_s:g}s"
+        return Refusal(Code.MESSAGE_INVALID, found, f"up to {ANSWER_MOST_S:g}s", remedy)
     return None
 
 
