@@ -63,6 +63,27 @@ def relu() -> ModelProto:
     return model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
 
 
+def slow() -> ModelProto:
+    """y = x, x [1, 4, 1, 1], after 10 GFLOP: two convolutions of 64 channels whose kernels change nothing."""
+    kernel = np.zeros((64, 64, 3, 3), np.float32)
+    kernel[:, :, 1, 1] = np.eye(64, dtype=np.float32)
+    pads = {"pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("Tile", ["x", "times"], ["wide"]),
+        helper.make_node("Conv", ["wide", "kernel"], ["once"], **pads),
+        helper.make_node("Conv", ["once", "kernel"], ["twice"], **pads),
+        helper.make_node("Slice", ["twice", "first", "last", "axes"], ["y"]),
+    ]
+    constants = [
+        numpy_helper.from_array(kernel, "kernel"),
+        ints("times", [1, 16, 256, 256]),
+        ints("first", [0, 128, 128]),
+        ints("last", [4, 129, 129]),
+        ints("axes", [1, 2, 3]),
+    ]
+    return model(nodes, [tensor("x", [1, 4, 1, 1])], [tensor("y", [1, 4, 1, 1])], constants)
+
+
 def padded(size: int) -> bytes:
     """relu() with an initializer of `size` bytes that nothing reads and no compression shortens."""
     noise = np.random.default_rng(0).integers(0, 256, size, np.uint8)

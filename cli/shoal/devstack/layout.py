@@ -27,12 +27,13 @@ FLEET: Final = (
 Further agents are plain CPUs."""
 
 PRICES: Final = {
-    "plain-cpu": "0.08 USD/h",
-    "edge-npu": "0.05 USD/h",
-    "cloud-gpu": "0.80 USD/h",
-    "small-cpu": "0.01 USD/h",
+    "plain-cpu": 0.08,
+    "edge-npu": 0.05,
+    "cloud-gpu": 0.80,
+    "small-cpu": 0.01,
 }
-"""Declared by node label `price`, as an operator would; examples, not measurements."""
+"""USD/h in the first region, declared by node label `price`, as an operator would; examples, not measurements. The
+second region asks half of it, the third a third, so that there is something to trade for."""
 
 
 SITES: Final = {"cloud-gpu": "cloud", "small-cpu": "pole"}
@@ -181,7 +182,8 @@ def _members(asked: Asked) -> tuple[Member, ...]:
         before = "" if number == 1 else f"{region}-"
         members += [Member(before + role, role, "", {}, {}, region) for role in _leading(asked.link)]
         for name, profile in fleet_of(asked.agents):
-            labels = {"price": PRICES.get(name, PRICES["plain-cpu"]), "site": SITES.get(name, "hall")}
+            price = PRICES.get(name, PRICES["plain-cpu"]) / number
+            labels = {"price": f"{price:.4g} USD/h", "site": SITES.get(name, "hall")}
             members.append(Member(before + name, "agent", profile, labels, {}, region))
     return tuple(members)
 

@@ -1,0 +1,187 @@
+"""Work that another region runs, as its owner sees it: at the gateway, in plans and in the log of home."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from harness.contention import slowed_by_others
+from harness.crafted import slow
+from harness.stack import PATIENCE_S, Load, Stack, documents, policy, workload
+from harness.wait import wait_until
+from shoal.agent.clock import SystemClock
+from shoal.client import Inference
+from shoal.types.codes import Code, ShoalError
+from shoal.v1 import operator_pb2
+
+NEAR, FAR = "home-2", "home-3"
+X = np.array([[-1, 2, -3, 4]], np.float32)
+Y = np.maximum(X, 0)
+CHEAPEST = "  optimize: {cost: 1.0}\n"
+WITHIN_S = 1.0
+"""From apply until another region has granted it."""
+
+
+@pytest.fixture
+def regions(neighbourhood: Stack) -> Iterator[Stack]:
+    yield neighbourhood
+    with neighbourhood.api() as api:
+        names = [view.workload.name for view in api.get("workloads").workloads]
+    neighbourhood.forget(*names)
+    wait_until(lambda: not guests(neighbourhood), PATIENCE_S, "no guest to be left", every_s=0.2)
+
+
+def guests(regions: Stack) -> list[str]:
+    found = list[str]()
+    for name in (NEAR, FAR):
+        with regions.api(name) as api:
+            found += [view.assignment.id for view in api.get("placements").placements]
+    return found
+
+
+def abroad(where: Sequence[str], more: str = "") -> str:
+    """A policy's spec: for these regions, home not being one of them."""
+    return f"  require: {{residency: [{', '.join(where)}]{more}}}\n  federation: {{delegate: when-infeasible}}\n"
+
+
+def cheapest(delegation: str) -> str:
+    return CHEAPEST + f"  federation: {{{delegation}}}\n"
+
+
+def last_event(regions: Stack) -> int:
+    return max((event.sequence for event in regions.events()), default=0)
+
+
+def told(regions: Stack, name: str, after: int = 0) -> list[operator_pb2.Event]:
+    return [event for event in regions.events(after) if event.workload.name == name]
+
+
+def answers(client: Inference, name: str, x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether it answers at home's gateway; then, right."""
+    try:
+        (found,) = client.infer(name, {"x": x}).outputs.values()
+    except ShoalError:
+        return False
+    assert np.array_equal(np.asarray(found), y), f"{name}: {found}"
+    return True
+
+
+def agreement(regions: Stack, name: str) -> operator_pb2.AgreementView | None:
+    """The one that is in force."""
+    with regions.api() as api:
+        rows = [row for row in api.get("agreements").agreements if row.workload.name == name and row.lease_s > 0]
+    return rows[0] if len(rows) == 1 else None
+
+
+def runs_at(regions: Stack, name: str, where: str) -> bool:
+    """Whether that region serves it, and home has nothing of it any more."""
+    found = agreement(regions, name)
+    serves = found is not None and found.counterpart == where and found.service == "ready"
+    return serves and not regions.placements(name)
+
+
+def planned(regions: Stack, text: str) -> dict[str, operator_pb2.WorkloadPlan]:
+    with regions.api() as api:
+        reply = api.plan([operator_pb2.Document(name="test.yaml", text=text)])
+    assert not reply.problems, reply.problems
+    return {plan.workload.name: plan for plan in reply.workloads}
+
+
+def test_what_home_may_not_run_is_delegated_within_a_second_and_answers_at_its_gateway(regions: Stack) -> None:
+    clock = SystemClock()
+    regions.apply(documents(policy("near", abroad([NEAR])), workload("first", "relu", "near")))
+    wait_until(lambda: runs_at(regions, "first", NEAR), PATIENCE_S, "the model to be in the other region's cache")
+    others_s = slowed_by_others()
+    before = last_event(regions)
+    with Inference(regions.info.client) as client:
+        began, wall = clock.now(), clock.wall()
+        regions.apply(workload("second", "relu", "near"))
+        wait_until(
+            lambda: answers(client, "second", X, Y), PATIENCE_S, "an answer through home's gateway", every_s=0.02
+        )
+        answered_s = clock.now() - began
+    log = told(regions, "second", before)
+    granted = next(event for event in log if event.code == "GRANTED")
+    assert granted.at - wall < WITHIN_S + others_s, [(event.code, event.at - wall) for event in log]
+    assert answered_s < WITHIN_S + 1.0 + 2 * others_s, f"answered after {answered_s:.2f}s"
+    assert [event.code for event in log if event.code in ("SOLICITED", "AWARDED", "GRANTED")] == [
+        "SOLICITED",
+        "AWARDED",
+        "GRANTED",
+    ]
+    assert not regions.placements("second"), "home may not run it"
+    view = regions.workload("second")
+    assert (view.state, view.reason.code) == ("ready", Code.DELEGATED), view
+    print(f"granted after {granted.at - wall:.2f}s, answered after {answered_s:.2f}s")
+
+
+def test_a_cheaper_region_gets_only_what_may_move_and_gains_its_margin_and_gives_it_back(regions: Stack) -> None:
+    """Home asks three times what `home-3` asks: it gains 67 %."""
+    stays, dear, moves = "stays", "dear", "moves"
+    applied = documents(
+        policy("kept", cheapest("delegate: never")), *(workload(name, "relu", "kept") for name in (stays, dear, moves))
+    )
+    regions.apply(applied)
+    for name in (stays, dear, moves):
+        regions.serves(name)
+    before = last_event(regions)
+    changed = documents(
+        policy("picky", cheapest("delegate: when-better, margin: 90%")),
+        policy("ready", cheapest("delegate: when-better, margin: 30%")),
+        workload(dear, "relu", "picky"),
+        workload(moves, "relu", "ready"),
+    )
+    plans = planned(regions, changed)
+    best = {name: plans[name].bids[0] for name in (dear, moves)}
+    assert {name: bid.region for name, bid in best.items()} == {dear: FAR, moves: FAR}
+    assert all(0.6 < bid.gain < 0.7 for bid in best.values()), best
+    assert (best[moves].chosen, plans[moves].undelegated.code) == (True, ""), plans[moves]
+    assert (best[dear].chosen, plans[dear].undelegated.code) == (False, Code.NO_BID), plans[dear]
+    never = planned(regions, workload(stays, "relu", "kept"))[stays]
+    assert (never.delegate, list(never.bids), never.delegated_to) == ("never", [], ""), never
+
+    with Load(regions.port("gateway", "grpc"), regions.client_files, moves, clients=2) as load:
+        regions.apply(changed)
+        wait_until(lambda: runs_at(regions, moves, FAR), PATIENCE_S, f"{moves} to run in {FAR}")
+        load.wait_for(40)
+        wait_until(lambda: any(event.code == "NO_BID" for event in told(regions, dear, before)), PATIENCE_S, "no bid")
+        regions.apply(workload(moves, "relu", "kept"))
+        regions.serves(moves)
+        wait_until(lambda: agreement(regions, moves) is None, PATIENCE_S, "the agreement to end")
+        load.wait_for(40)
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.wrong) == (0, 0), verdict
+    codes = {name: {event.code for event in told(regions, name, before)} for name in (stays, dear, moves)}
+    assert {"SOLICITED", "GRANTED", "NOTICED", "ENDED"} <= codes[moves], codes[moves]
+    assert codes[dear] & {"SOLICITED", "AWARDED"} == {"SOLICITED"}, codes[dear]
+    assert not codes[stays] & {"SOLICITED", "AWARDED"}, codes[stays]
+    assert [len(regions.placements(name)) for name in (stays, dear, moves)] == [1, 1, 1]
+
+
+def test_what_nobody_can_do_ends_at_the_best_bid_within_relax_in_two_rounds(regions: Stack) -> None:
+    regions.push(slow().SerializeToString(), "slow")
+    free = documents(policy("slow", abroad([NEAR, FAR]) + CHEAPEST), workload("late", "slow", "slow"))
+    promised = {bid.region: bid.latency_p95_s for bid in planned(regions, free)["late"].bids}
+    assert set(promised) == {NEAR, FAR}, promised
+    assert min(promised.values()) > 0.03, promised
+    bound_ms, short_ms, enough_ms = 30, 31, round(1000 * 3 * max(promised.values()))
+    spec = (
+        abroad([NEAR, FAR], f", latency: {{p95: {bound_ms}ms}}")
+        + CHEAPEST
+        + f"  relax: [{{latency: {{p95: {short_ms}ms}}}}, {{latency: {{p95: {enough_ms}ms}}}}]\n"
+    )
+    before = last_event(regions)
+    regions.apply(documents(policy("slow", spec), workload("late", "slow", "slow")))
+    wait_until(lambda: runs_at(regions, "late", FAR), PATIENCE_S, f"the cheapest, {FAR}, to run it")
+    x = np.arange(4, dtype=np.float32).reshape(1, 4, 1, 1)
+    with Inference(regions.info.client) as client:
+        wait_until(lambda: answers(client, "late", x, x), PATIENCE_S, "an answer through home's gateway")
+    log = [(event.code, event.message) for event in told(regions, "late", before)]
+    rounds = [message for code, message in log if code == "SOLICITED"]
+    assert len(rounds) == 2, log
+    assert f"{enough_ms}ms" in rounds[1].replace(" ", ""), log
+    first, second = ({code for code, message in log if f"round {number}: " in message} for number in (1, 2))
+    assert (first, second) == ({"COUNTERED"}, {"BID"}), log
+    assert [code for code, _ in log].index("AWARDED") > max(
+        index for index, (code, _) in enumerate(log) if code == "SOLICITED"
+    )
