@@ -67,11 +67,11 @@ def slow() -> ModelProto:
     """y = x, x [1, 4, 1, 1], after 10 GFLOP: two convolutions of 64 channels whose kernels change nothing."""
     kernel = np.zeros((64, 64, 3, 3), np.float32)
     kernel[:, :, 1, 1] = np.eye(64, dtype=np.float32)
-    pads = {"pads": [1, 1, 1, 1]}
+    around = [1, 1, 1, 1]
     nodes = [
         helper.make_node("Tile", ["x", "times"], ["wide"]),
-        helper.make_node("Conv", ["wide", "kernel"], ["once"], **pads),
-        helper.make_node("Conv", ["once", "kernel"], ["twice"], **pads),
+        helper.make_node("Conv", ["wide", "kernel"], ["once"], pads=around),
+        helper.make_node("Conv", ["once", "kernel"], ["twice"], pads=around),
         helper.make_node("Slice", ["twice", "first", "last", "axes"], ["y"]),
     ]
     constants = [

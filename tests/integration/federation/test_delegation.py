@@ -150,7 +150,7 @@ def test_a_cheaper_region_gets_only_what_may_move_and_gains_its_margin_and_gives
         wait_until(lambda: agreement(regions, moves) is None, PATIENCE_S, "the agreement to end")
         load.wait_for(40)
     verdict = load.verdict()
-    assert (verdict.lost, verdict.wrong) == (0, 0), verdict
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
     codes = {name: {event.code for event in told(regions, name, before)} for name in (stays, dear, moves)}
     assert {"SOLICITED", "GRANTED", "NOTICED", "ENDED"} <= codes[moves], codes[moves]
     assert codes[dear] & {"SOLICITED", "AWARDED"} == {"SOLICITED"}, codes[dear]
