@@ -138,7 +138,7 @@ def test_a_cheaper_region_gets_only_what_may_move_and_gains_its_margin_and_gives
     assert (best[moves].chosen, plans[moves].undelegated.code) == (True, ""), plans[moves]
     assert (best[dear].chosen, plans[dear].undelegated.code) == (False, Code.NO_BID), plans[dear]
     never = planned(regions, workload(stays, "relu", "kept"))[stays]
-    assert (never.delegate, list(never.bids), never.delegated_to) == ("never", [], ""), never
+    assert (never.delegate, list(never.bids), never.delegated_to) == ("", [], ""), never
 
     with Load(regions.port("gateway", "grpc"), regions.client_files, moves, clients=2) as load:
         regions.apply(changed)
@@ -164,11 +164,11 @@ def test_what_nobody_can_do_ends_at_the_best_bid_within_relax_in_two_rounds(regi
     promised = {bid.region: bid.latency_p95_s for bid in planned(regions, free)["late"].bids}
     assert set(promised) == {NEAR, FAR}, promised
     assert min(promised.values()) > 0.03, promised
-    bound_ms, short_ms, enough_ms = 30, 31, round(1000 * 3 * max(promised.values()))
+    assert max(promised.values()) < 10, promised
     spec = (
-        abroad([NEAR, FAR], f", latency: {{p95: {bound_ms}ms}}")
+        abroad([NEAR, FAR], ", latency: {p95: 30ms}")
         + CHEAPEST
-        + f"  relax: [{{latency: {{p95: {short_ms}ms}}}}, {{latency: {{p95: {enough_ms}ms}}}}]\n"
+        + "  relax: [{latency: {p95: 31ms}}, {latency: {p95: 10s}}]\n"
     )
     before = last_event(regions)
     regions.apply(documents(policy("slow", spec), workload("late", "slow", "slow")))
@@ -179,7 +179,7 @@ def test_what_nobody_can_do_ends_at_the_best_bid_within_relax_in_two_rounds(regi
     log = [(event.code, event.message) for event in told(regions, "late", before)]
     rounds = [message for code, message in log if code == "SOLICITED"]
     assert len(rounds) == 2, log
-    assert f"{enough_ms}ms" in rounds[1].replace(" ", ""), log
+    assert rounds[1] == "round 2, relaxed: latency: {p95: 10s}", log
     first, second = ({code for code, message in log if f"round {number}: " in message} for number in (1, 2))
     assert (first, second) == ({"COUNTERED"}, {"BID"}), log
     assert [code for code, _ in log].index("AWARDED") > max(
