@@ -61,18 +61,20 @@ class Control:
         regions: int = 1,
         federation: int = 0,
         store: str = "sqlite",
+        neighbours: int | None = None,
     ) -> Up:
         """Starts what is not running; everything enrolled, ready, measured and joined when it returns. All or nothing.
 
         agents: of each region. link: grpc, or mqtt over the host's own Mosquitto. federation: replicas of the service
-        that the regions join; more than one need store etcd, the host's own. Raises ShoalError with the code of the
-        part that failed, or CONFLICT while another is at it."""
+        that the regions join; more than one need store etcd, the host's own. neighbours: agents of each region but the
+        first, if not as many. Raises ShoalError with the code of the part that failed, or CONFLICT while another is at
+        it."""
         with self._alone():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
             try:
-                return self._start(layout.Asked(region, agents, link, regions, federation, store), say)
+                return self._start(layout.Asked(region, agents, link, regions, federation, store, neighbours), say)
             except BaseException:
                 self.down()
                 raise

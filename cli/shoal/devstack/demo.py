@@ -24,6 +24,10 @@ RECOGNISE: Final = "line-text"
 T = TypeVar("T")
 
 WORKLOADS: Final = (DETECT, RECOGNISE)
+ABROAD: Final = "archive-text"
+"""The one that home has no place for."""
+TRADED: Final = ("SOLICITED", "BID", "COUNTERED", "DECLINED", "AWARDED", "GRANTED", "RENEWED")
+"""Events that tell how another region came to run it."""
 SETTLE_S: Final = 60.0
 LOAD_BEFORE_KILL: Final = 40
 """Requests answered before the kill, so that it strikes under load."""
@@ -60,6 +64,7 @@ class Report:
     predictions: list[dict[str, Any]] = field(default_factory=list)
     moves: list[str] = field(default_factory=list)
     load: dict[str, Any] = field(default_factory=dict)
+    federation: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
 
@@ -78,6 +83,7 @@ class Demo:
         self._control = control
         self._tell = narrator
         self.report = Report(link=link)
+        self._applied_at = 0.0
 
     def run(self) -> Report:
         files = ocr.files()
@@ -87,8 +93,10 @@ class Demo:
             fast = self._timed("read the page", lambda: self._read(api, up, files, "fastest"))
             self._timed("move to least energy", lambda: self._save_energy(api, up, files, fast))
             self._timed("kill a machine under load", lambda: self._kill(api, up, files))
-            self._tell.section("The dead machine gets its power back; then the invariants are checked on what runs")
+            self._tell.section("The dead machine gets its power back")
             self._power_back(api)
+            self._timed("have another region run it", lambda: self._delegate(api, up, files))
+            self._tell.section("The invariants are checked on what runs")
             failed = [check for check in api.doctor().checks if not check.ok]
             self._check(
                 "doctor finds nothing wrong", not failed, "; ".join(f"{c.name}: {c.refusal.found}" for c in failed)
@@ -111,9 +119,10 @@ class Demo:
 
     def _start(self) -> Up:
         self._tell.section(
-            f"A region on this machine: a coordinator, a gateway, four agents on {self.report.link} links"
+            f"A region on this machine: a coordinator, a gateway, four agents on {self.report.link} links; "
+            "a small one that asks less, and the federation of both"
         )
-        up = self._control.up(4, self._tell.say, link=self.report.link)
+        up = self._control.up(4, self._tell.say, link=self.report.link, regions=2, federation=1, neighbours=1)
         self.report.time_scale = up.stack.time_scale
         return up
 
@@ -190,7 +199,7 @@ class Demo:
         rows = self._settled(api, plan)
         self._tell.placements(rows)
         victim = next(row.node for row in rows if row.assignment.workload.name == RECOGNISE)
-        line = ocr.line_input(Image.open(files.page).convert("RGB").crop((0, 45, 384, 68)))
+        line = _line_of(files)
         with Inference(up.client) as client:
             expected = client.infer(RECOGNISE, {"x": line}).outputs
         load = Load(up.client, RECOGNISE, {"x": line}, expected)
@@ -237,6 +246,53 @@ class Demo:
         self._check("every answer is the same, bit for bit", load.wrong == 0, f"{load.wrong} of {answered} differ")
         self._check("the work is served elsewhere", after > 0 and victim not in elsewhere, str(elsewhere))
 
+    def _delegate(self, api: Region, up: Up, files: ocr.Files) -> None:
+        self._tell.section("One more workload, whose budget is below what home asks; another region takes it")
+        plan = self._apply(api, "thrifty.yaml")
+        (mine,) = (one for one in plan.workloads if one.workload.name == ABROAD)
+        self._check("home has no place for it", bool(mine.refusal.code), mine.refusal.found)
+        line = _line_of(files)
+        with Inference(up.client) as client:
+
+            def answer() -> dict[str, ocr.Floats] | None:
+                try:
+                    return client.infer(ABROAD, {"x": line}).outputs
+                except ShoalError:
+                    return None  # not there yet
+
+            found = self._wait(answer, SETTLE_S, "an answer from another region through home's gateway")
+            answered_s = time.monotonic() - self._applied_at  # noqa: TID251 - measures
+            expected = client.infer(RECOGNISE, {"x": line}).outputs
+        log = [event for event in api.events() if event.workload.name == ABROAD]
+        for event in log:
+            if event.code in TRADED:
+                self._tell.say(f"  {event.at - log[0].at:6.2f}s  {event.code:<9}  {event.message}")
+        granted_s = next(event.at for event in log if event.code == "GRANTED") - log[0].at
+        (agreed,) = (one for one in api.get("agreements").agreements if one.workload.name == ABROAD)
+        self.report.federation = {
+            "workload": ABROAD,
+            "region": agreed.counterpart,
+            "granted_in_s": round(granted_s, 2),
+            "answered_in_s": round(answered_s, 2),
+            "bids": [
+                {
+                    "region": bid.region,
+                    "p95_s": bid.latency_p95_s,
+                    "usd_per_hour": bid.offer.cost,
+                    "chosen": bid.chosen,
+                    "refusal": bid.refusal.code,
+                }
+                for bid in mine.bids
+            ],
+        }
+        self._tell.say(
+            f"{agreed.counterpart} runs it: granted {show_seconds(granted_s)} after it was applied, answered through "
+            f"home's own gateway after {show_seconds(answered_s)}, its model fetched meanwhile"
+        )
+        self._check("another region runs it", agreed.counterpart != up.stack.region, agreed.counterpart)
+        same = found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
+        self._check("it answers the same, bit for bit", same, "" if same else "the answers differ")
+
     def _power_back(self, api: Region) -> None:
         dead = self._dead()
         for name in dead:
@@ -274,6 +330,7 @@ class Demo:
                         "basis": candidate.prediction.basis,
                     }
                 )
+        self._applied_at = time.monotonic()  # noqa: TID251 - measures
         applied = api.apply(documents, plan_hash=plan.hash)
         if applied.problems or applied.stale:
             raise refuse(
@@ -327,6 +384,11 @@ class Demo:
             return step()
         finally:
             self.report.seconds[name] = round(time.monotonic() - began, 1)  # noqa: TID251
+
+
+def _line_of(files: ocr.Files) -> ocr.Floats:
+    """One line of the page, as the recogniser takes it."""
+    return ocr.line_input(Image.open(files.page).convert("RGB").crop((0, 45, 384, 68)))
 
 
 def now_requests(api: Region) -> int:

@@ -122,7 +122,7 @@ def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What `dev up` is asked for. agents: of each region. federation: replicas of the service that the regions join;
-    0 for none."""
+    0 for none. neighbours: agents of each region but the first, if not as many."""
 
     region: str = REGION
     agents: int = 4
@@ -130,12 +130,14 @@ class Asked:
     regions: int = 1
     federation: int = 0
     store: str = "sqlite"
+    neighbours: int | None = None
 
     @classmethod
     def of(cls, stack: Stack) -> "Asked":
-        agents = len(stack.of(stack.region).agents)
+        agents, *others = (len(stack.of(region).agents) for region in stack.regions)
+        neighbours = others[0] if others and others[0] != agents else None
         store = ETCD if stack.etcd else "sqlite"
-        return cls(stack.region, agents, stack.link, len(stack.regions), len(stack.federation), store)
+        return cls(stack.region, agents, stack.link, len(stack.regions), len(stack.federation), store, neighbours)
 
     def __str__(self) -> str:
         regions = f", {self.regions} regions" if self.regions > 1 else ""
@@ -181,7 +183,8 @@ def _members(asked: Asked) -> tuple[Member, ...]:
         region = asked.region if number == 1 else f"{asked.region}-{number}"
         before = "" if number == 1 else f"{region}-"
         members += [Member(before + role, role, "", {}, {}, region) for role in _leading(asked.link)]
-        for name, profile in fleet_of(asked.agents):
+        count = asked.agents if number == 1 or asked.neighbours is None else asked.neighbours
+        for name, profile in fleet_of(count):
             price = PRICES.get(name, PRICES["plain-cpu"]) / number
             labels = {"price": f"{price:.4g} USD/h", "site": SITES.get(name, "hall")}
             members.append(Member(before + name, "agent", profile, labels, {}, region))

@@ -46,11 +46,12 @@ class _Silent(_Told):
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else.")
-@click.option("--keep", is_flag=True, help="Leave the region running, as `shoal dev up` would.")
+@click.option("--keep", is_flag=True, help="Leave the regions running, as `shoal dev up` would.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="With --keep: where its state lies.")
 @link
 def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
-    """A region of four agents reads a page, moves the work for energy's sake, and loses a machine under load.
+    """A region of four agents reads a page, moves the work for energy's sake, loses a machine under load, and has
+    another region run what it has no place for.
 
     Real models, real input, real processes; the accelerators are emulated and say so. Status 1 when an expectation
     fails.
