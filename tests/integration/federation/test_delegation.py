@@ -22,8 +22,9 @@ WITHIN_S = 1.0
 """From apply until another region has granted it."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def regions(neighbourhood: Stack) -> Iterator[Stack]:
+    """Each test has workloads of its own, which all end together."""
     yield neighbourhood
     with neighbourhood.api() as api:
         names = [view.workload.name for view in api.get("workloads").workloads]
