@@ -324,7 +324,7 @@ class TradesController:
     def _wish(self, key: WorkloadKey, intent: Intent | None) -> Wish:
         """intent: None where it must not be delegated."""
         if intent is None:
-            return Wish(Need.NOTHING, "", home_serves=True)
+            return Wish(Need.NOTHING, "", home_serves=self._intent(key) is None or self._serves_or_cannot(key))
         standing = self._home.standing(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
@@ -347,6 +347,11 @@ class TradesController:
         sight = Sight(self._clock.now(), report.requests - report.errors, report.errors)
         self._sights[agreement] = (*self._sights.get(agreement, ()), sight)[-SIGHTS_KEPT:]
         return self._sights[agreement]
+
+    def _serves_or_cannot(self, key: WorkloadKey) -> bool:
+        """Whether nothing is to be waited for at home."""
+        standing = self._home.standing(key)
+        return standing.serves or not standing.placed
 
     def _asked_of(self, intent: Intent) -> str:
         """Once for each intent that is adopted: there may be many, and they are looked at all the time."""

@@ -410,13 +410,9 @@ def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh:
 
 
 def _make_way(trade: Trade, wish: Wish, now: Elapsed) -> Trade:
-    """What is leaving goes out of the routes once something else serves, or nothing shall."""
+    """What is leaving goes out of the routes once something else serves, or nothing can or shall."""
     phase = trade.phase
-    replaced = (
-        wish.need is Need.NOTHING
-        or wish.home_serves
-        or (isinstance(phase, Active) and phase.deal.serves and now < phase.deal.lease_until)
-    )
+    replaced = wish.home_serves or (isinstance(phase, Active) and phase.deal.serves and now < phase.deal.lease_until)
     if not replaced:
         return trade
     leaving = tuple(

@@ -287,12 +287,20 @@ def test_a_lost_notice_shows_in_the_renewal() -> None:
     assert notes(told(state, renewed(state, Service.STOPPING), 3.1)) == ["renewed", "noticed"]
 
 
+def test_what_may_not_be_delegated_any_more_leaves_the_routes_when_home_serves() -> None:
+    stepped = told(active(), Wish(Need.NOTHING, ""), 2.0)
+    assert notes(stepped) == ["noticed"]
+    waiting = told(stepped.trade, Wish(Need.NOTHING, ""), 3.0).trade
+    assert trade.serving(waiting, Elapsed(3.0)) != ()
+    assert trade.serving(told(waiting, Wish(Need.NOTHING, "", home_serves=True), 4.0).trade, Elapsed(4.0)) == ()
+
+
 def test_what_is_deleted_is_given_up_by_notice() -> None:
     state = active()
-    stepped = told(state, Wish(Need.NOTHING, ""), 2.0)
+    stepped = told(state, Wish(Need.NOTHING, "", home_serves=True), 2.0)
     assert notes(stepped) == ["noticed"]
     assert stepped.trade.leaving[0].stage is Stage.SETTLING
-    later = told(stepped.trade, Wish(Need.NOTHING, ""), 2.0 + trade.SETTLE_S)
+    later = told(stepped.trade, Wish(Need.NOTHING, "", home_serves=True), 2.0 + trade.SETTLE_S)
     assert kinds(later) == ["SendNotice"]
     assert kinds(told(later.trade, NoticeFailed(agreement_of(state)), 5.0)) == []
     assert (
@@ -469,7 +477,7 @@ WISHES = st.sampled_from(
         SHORT,
         Wish(Need.CONTENT, "asked"),
         Wish(Need.BETTER, "asked", home_serves=True),
-        Wish(Need.NOTHING, ""),
+        Wish(Need.NOTHING, "", home_serves=True),
         Wish(Need.SHORT, "other"),
     ]
 )
@@ -524,13 +532,13 @@ def test_laws_hold_under_loss_repetition_delay_and_restarts(steps: list[tuple[st
     assert all(
         later - earlier >= trade.COOLDOWN_S for earlier, later in zip(wire.betters, wire.betters[1:], strict=False)
     )
-    wire.tell(Wish(Need.NOTHING, ""))
+    wire.tell(Wish(Need.NOTHING, "", home_serves=True))
     wire.under_way.clear()
     for _ in range(120):
         if wire.state.is_over and not wire.under_way:
             break
         wire.now += 2.0
-        wire.tell(Wish(Need.NOTHING, ""))
+        wire.tell(Wish(Need.NOTHING, "", home_serves=True))
         for effect in [*wire.under_way]:
             wire.under_way.remove(effect)
             event = wire.answer(effect)
