@@ -32,6 +32,7 @@ TAKEOVER_S = 5.0
 MEDIAN_S = 3.0
 PAUSE_S = 3.0
 RESUMES_S = 5.0
+CONVERGED_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +78,22 @@ def pause(trio: Trio, paused_s: float) -> None:
         term = trio.term(old)
         assert old.process is not None
         old.process.send_signal(signal.SIGSTOP)
-        writer.wait_for_more()
-        new = trio.leader()
-        assert trio.term(new) == term + 1
-        waking = wait_until_later(writer, paused_s)
-        old.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: who(old, trio.admin).leader == new.link, 15.0, "the old leader follows the new one")
+        try:
+            writer.wait_for_more()
+            assert trio.leader() is not old
+            paused_for_s = wait_until_later(writer, paused_s)
+        finally:
+            old.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: who(old, trio.admin).leader, 15.0, "the old leader follows another one")
         writer.wait_for_more(5)
-        assert trio.leader() is new
-        assert trio.term(new) == term + 1, "it has changed nothing"
     verdict = writer.verdict()
     assert verdict.violations == (), verdict
-    events = operator(new.link, trio.admin).Events(operator_pb2.EventsRequest(), timeout=10.0)
-    elected = [event.message for event in events if event.code == "LEADER_ELECTED"]
-    assert elected.count(f"term {term + 1}") == 1
-    record("F08", "P", 1, paused_s=round(waking, 1), acknowledged=verdict.answered, stale_effects=0)
+    leader = trio.leader()
+    events = operator(leader.link, trio.admin).Events(operator_pb2.EventsRequest(), timeout=10.0)
+    terms = [int(event.message.removeprefix("term ")) for event in events if event.code == "LEADER_ELECTED"]
+    assert terms == sorted(set(terms)), "each term has one leader, and none is gone back to"
+    assert terms[-1] > term
+    record("F08", "P", 1, paused_s=round(paused_for_s, 1), acknowledged=verdict.answered, stale_effects=0)
 
 
 def wait_until_later(writer: Writer, seconds: float) -> float:
@@ -259,6 +261,38 @@ def test_f12_a_full_etcd_refuses_writes_takes_deletes_and_goes_on_once_disarmed(
             record("F12", "P", 1, resumed_s=round(resumed_s, 2), restarts=0, deletes_when_full=1)
         finally:
             one.stop()
+
+
+def test_f16_an_old_copy_of_etcd_begins_a_new_history(tmp_path: Path) -> None:
+    """Put back under the hands of a running coordinator, which nobody restarts."""
+    with etcd(tmp_path / "etcd") as one:
+        alone = Trio(tmp_path, one, count=1)
+        try:
+            alone.start()
+            (coordinator,) = alone.members
+            one.stop()
+            one.save()
+            one.start()
+            with Writer(alone) as writer:
+                writer.wait_for_more(5)
+            before = who(coordinator, alone.admin)
+            one.stop()
+            one.restore()
+            one.start()
+            began = SystemClock().now()
+            wait_until(lambda: who(coordinator, alone.admin).history != before.history, CONVERGED_S, "another history")
+            with Writer(alone) as again:
+                again.wait_for_more(5)
+            converged_s = SystemClock().now() - began
+            assert again.verdict().violations == ()
+            stub = operator(coordinator.link, alone.admin)
+            told = [event.message for event in stub.Events(operator_pb2.EventsRequest(), timeout=10.0)]
+            assert any("it is another cluster, or an old copy" in message for message in told)
+            assert coordinator.process is not None
+            assert coordinator.process.poll() is None
+            record("F16", "P", 1, store="etcd", converged_s=round(converged_s, 2), restarts=0)
+        finally:
+            alone.stop()
 
 
 async def test_f11_who_slept_past_a_compaction_lists_again(cluster: Etcd, tmp_path: Path) -> None:

@@ -105,7 +105,11 @@ class EtcdElection:
             answer = await self._members.call(self._keep_alive, patience_s=TRY_S, exact=False)
         except grpc.aio.AioRpcError:
             return False
-        return answer.TTL > 0
+        if answer.TTL <= 0:
+            return False
+        # Looked at too: an old copy of etcd may know the lease, and only what is read tells that it is one.
+        held = await self._held()
+        return held is not None and held.lease == self._lease
 
     async def _keep_alive(self, member: Member, limit_s: float) -> etcd_pb2.LeaseKeepAliveResponse:
         call = member.lease.LeaseKeepAlive(_once(self._lease), timeout=limit_s, metadata=NEEDS_LEADER)
