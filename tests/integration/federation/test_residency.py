@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+import pytest
 from unit.coordinator.core.negotiation.trades import solicitation
 
 from harness.history import Outcome
@@ -109,6 +110,7 @@ def refusals(load: Load, since: float) -> int:
     return sum(each.outcome is not Outcome.OK and each.start >= since for each in done)
 
 
+@pytest.mark.long
 def test_a25_a_request_that_fails_there_goes_to_no_other_region(neighbourhood: Stack) -> None:
     """The only node that serves it dies: neither its region nor the gateway at home takes it to one that may not."""
     stack = neighbourhood
