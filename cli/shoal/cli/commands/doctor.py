@@ -5,7 +5,6 @@ import click
 from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
-from shoal.types.codes import Code, refuse
 
 
 @click.command()
@@ -13,11 +12,9 @@ from shoal.types.codes import Code, refuse
 @connection
 @output
 def doctor(component: str, context: str, region: str, output: str) -> None:
-    """Check the region: the invariants on its live state, its store, identity, nodes. Status 1 when a check fails."""
-    if component == "federation":
-        raise refuse(
-            Code.NOT_SUPPORTED_YET, "no federation in this release", "all, region or agent", "shoal doctor region"
-        )
+    """Check the region: the invariants on its live state, its store, identity, nodes, the federation that it is in.
+
+    Status 1 when a check fails."""
     with connected(context, region) as api:
         checks = [check for check in api.doctor().checks if component in ("all", check.component)]
     failed = [check for check in checks if not check.ok]

@@ -201,6 +201,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 view = reply.checks.add(component=check.component, name=check.name, ok=check.refusal is None)
                 if check.refusal is not None:
                     view.refusal.CopyFrom(views.refusal_view(check.refusal))
+        for name, refusal in self._trading.membership.examine() if self._trading is not None else ():
+            view = reply.checks.add(component="federation", name=name, ok=refusal is None)
+            if refusal is not None:
+                view.refusal.CopyFrom(views.refusal_view(refusal))
         return reply
 
     async def Revoke(self, request: operator_pb2.RevokeRequest, context: Any) -> operator_pb2.RevokeReply:

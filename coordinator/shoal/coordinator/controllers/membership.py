@@ -6,7 +6,7 @@ and where they are.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -135,6 +135,18 @@ class Membership:
             self._stored = None
             self._round_trips.clear()
             self.heard_at = self.refusal = None
+
+    def examine(self) -> Iterator[tuple[str, Refusal | None]]:
+        """What doctor asks of a region in a federation, and why it is not in order."""
+        if (joined := self.joined) is None:
+            return
+        yield f"{joined.federation} answers", self.refusal
+        for member in self._others():
+            refusal = None
+            if member.region not in self._round_trips:
+                remedy = "start its coordinator; open its port for peers to this one"
+                refusal = Refusal(Code.PEER_UNREACHABLE, f"{member.region} at {member.address}", "an answer", remedy)
+            yield f"{member.region} can be reached", refusal
 
     async def run(self) -> None:
         """For ever: tells and measures while the region is in a federation."""

@@ -180,9 +180,11 @@ async def test_f42_without_the_federation_it_knows_and_measures_on(world: World)
     assert membership.refusal.code is Code.FEDERATION_UNREACHABLE
     assert membership.roots_of("us") == ("CA of us",)
     assert membership.rtt == {"us": 0.08}
+    assert [refusal is None for _, refusal in membership.examine()] == [False, True]
     world.federation.refusal = None
     await membership.step()
     assert membership.refusal is None
+    assert [refusal is None for _, refusal in membership.examine()] == [True, True]
 
 
 async def test_distances_are_the_least_of_the_newest_and_of_who_answers(world: World) -> None:
