@@ -24,7 +24,7 @@ DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F17", "F19", "F20", "F21", "F22", "F26", "F27", "F28", "F35", "F47"), "SP"),
     **dict.fromkeys(("F23", "F25", "F36", "F44", "A28"), "S"),
     **dict.fromkeys(("F29", "F30", "A03", "A04", "A05", "A08", "A09"), "P"),
-    **dict.fromkeys(("F07", "F09", "F10", "F12", "F42"), "P"),
+    **dict.fromkeys(("F07", "F09", "F10", "F12", "F42", "F43"), "P"),
     **dict.fromkeys(("F08", "F11"), "SP"),
     "A12": IN_PROCESS + "P",
     **dict.fromkeys(("F04", "F13", "F15", "F18", "F24", "F31", "F32", "F33", "F37", "F38", "F39", "F40"), "P"),
