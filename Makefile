@@ -41,7 +41,7 @@ demo: $(STAMP) ## the whole story on this machine, on real models, in about two 
 test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
 	rm -f report.json
 	$(BIN)/python -m pytest -q tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
-	$(BIN)/python -m pytest -q tests/simulation
+	$(BIN)/python -m pytest -q tests/simulation -n $(WORKERS) --dist worksteal
 	$(BIN)/python -m pytest -q tests/integration
 	PYTHONPATH=tests $(BIN)/python -m harness.report
 
