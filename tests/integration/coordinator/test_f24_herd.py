@@ -29,7 +29,7 @@ def herd(link: str, agents: int) -> None:
     record("F24", "P", 1, link=link, agents=agents, all_back_s=round(found["herd_s"], 2), called_silent=0)
 
 
-@pytest.mark.parametrize("link", ["grpc", "mqtt"])
+@pytest.mark.parametrize("link", ["grpc", pytest.param("mqtt", marks=pytest.mark.long)])
 def test_f24_all_agents_are_back_soon_and_none_is_called_lost(link: str) -> None:
     herd(link, 200)
 

@@ -31,7 +31,7 @@ LIES: dict[str, Callable[[Reading], Reading]] = {
     "from the future": lambda it: replace(it, taken_at=Wall(it.taken_at + 86400.0)),
     "free above total": lambda it: replace(it, free_bytes=Bytes(2**62)),
 }
-BEATS = 4
+BEATS = 2
 """Of each lie."""
 
 

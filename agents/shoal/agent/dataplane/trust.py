@@ -52,6 +52,8 @@ class Authorities:
         self._tls = tls
         self._pem = b""
         self._own: tuple[x509.Certificate, ...] = ()
+        """With those that were ours before: no handshake is good by them any more, but a connection that was opened
+        before they went lives on, as its certificate does."""
         self._peers: dict[str, _Peer] = {}
         self._told: tuple[PeerTrust, ...] = ()
         self._known: dict[bytes, Identity] = {}
@@ -124,7 +126,8 @@ class Authorities:
             own = tuple(x509.load_pem_x509_certificates(pem))
         except (OSError, ValueError):
             return False  # half replaced: what is in use stays
-        changed, self._pem, self._own = pem != self._pem, pem, own
+        changed, self._pem = pem != self._pem, pem
+        self._own = (*own, *(each for each in self._own if each not in own))
         return changed
 
 

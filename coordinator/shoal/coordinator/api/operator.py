@@ -23,6 +23,7 @@ from shoal.v1 import nouns_pb2, operator_pb2, operator_pb2_grpc
 from shoal.wire.identity import identity_of_context
 from shoal.wire.nouns import to_wire
 
+VERSION: Final = version("shoal-coordinator")
 KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", "region": "Region"}
 LISTS: Final = {"policies": "Policy", "tenants": "Tenant"}
 _KINDS_LISTED: Final = (
@@ -90,7 +91,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             role=identity.role,
             name=identity.name,
             certificate_expires_at=identity.not_after,
-            version=version("shoal-coordinator"),
+            version=VERSION,
             history=self._region.truth.history,
             term=self._region.truth.term,
             gateways_grpc=[node.grpc_address for node in gateways],

@@ -66,6 +66,7 @@ from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
 from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
+RETRY_S: Final = 1.0
 FIRST_LOOK_S: Final = 0.3
 """For an election that is free, before its seat is taken for another's."""
 
@@ -156,14 +157,15 @@ async def run(config: Config) -> None:
             await _stand(config, process, store, stopping)
         finally:
             await store.close()
-        if stopping.is_set():
-            return
-        while True:  # what was remembered no longer counts: all is read again
+        while not stopping.is_set():  # what was remembered no longer counts: all is read again
             try:
                 store = await open_store(config)
                 break
             except ShoalError as error:
                 log.error("store not opened", refusal=str(error))
+                await _any(stopping.wait(), asyncio.sleep(RETRY_S))
+        if stopping.is_set():
+            return
 
 
 async def _stand(config: Config, process: _Process, store: OpenStore, stopping: asyncio.Event) -> None:

@@ -86,6 +86,18 @@ def test_our_own_new_authority_counts_without_being_told(
     assert judge(authorities, files) == "shoal://west/agent/n2"
 
 
+def test_an_authority_of_ours_that_went_vouches_for_who_came_while_it_stood(
+    authorities: Authorities, west: Authority, east: Authority, tmp_path: Path
+) -> None:
+    """New connections are the handshake's to refuse; one that is open does not end with the rotation (F30)."""
+    files = west.issue(Role.TENANT, "acme")
+    second = Authority(tmp_path / "second", "west", NOW)
+    west.certificate.write_bytes(second.certificate.read_bytes())
+    authorities.configure((trust(east),))
+    assert judge(authorities, files) == "shoal://west/tenant/acme"
+    assert judge(authorities, second.issue(Role.TENANT, "acme")) == "shoal://west/tenant/acme"
+
+
 def test_a_root_that_bears_our_name_or_none_is_left_out(
     authorities: Authorities, east: Authority, tmp_path: Path
 ) -> None:
