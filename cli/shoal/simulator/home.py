@@ -27,9 +27,9 @@ from shoal.simulator.machine import Chip
 from shoal.simulator.world import EPOCH, Clock
 from shoal.types.agreement import GUESTS, GatewayRef, ServiceReport
 from shoal.types.assignment import Assignment, Observed, Phase
-from shoal.types.device import EnergySource, Node, Reading, Role
+from shoal.types.device import Node, Reading, Role
 from shoal.types.profile import ModelProfile
-from shoal.types.receipt import Rates, Receipt
+from shoal.types.receipt import Receipt
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall, Watts
 from shoal.types.workload import Intent, Trade, WorkloadKey
 
@@ -105,7 +105,7 @@ class Home:
         self._places: list[_Place] = [(_node(estate.name, GATEWAY, None), None, None)]
         for name, chip in self._chips():
             node = _node(estate.name, name, chip)
-            self._places.append((node, chip, _receipt(node, chip)))
+            self._places.append((node, chip, chip.receipt(node.name, chip.device, Wall(EPOCH), Seconds(1.0))))
         self._costs = {Slot(name, chip.device.name): UsdPerHour(estate.prices[name]) for name, chip in self._chips()}
         self._could: dict[WorkloadKey, tuple[float, bool]] = {}
 
@@ -299,35 +299,4 @@ def _node(region: str, name: str, chip: Chip | None) -> Node:
         token_address=f"{name}.{region}:8002",
         metrics_address=f"{name}.{region}:9000",
         boot_id=name,
-    )
-
-
-def _receipt(node: Node, chip: Chip) -> Receipt:
-    device = chip.device
-    return Receipt(
-        node=node.name,
-        device=device.name,
-        provider=device.provider,
-        driver_version=device.driver_version,
-        runtime_version=device.runtime_version,
-        precisions=("fp32",),
-        operators=(),
-        rates=Rates(
-            matmul_flops={"fp32": chip.flops},
-            conv_flops={"fp32": chip.flops},
-            elementwise_bytes=1e10,
-            copy_bytes=1e10,
-            launch_s=Seconds(5e-5),
-            node_s=Seconds(2e-6),
-            load_bytes=1e9,
-            idle_w=Watts(5.0),
-            active_w=Watts(15.0),
-            energy_source=EnergySource.PROFILE,
-        ),
-        memory_bytes=device.memory_bytes,
-        spread=0.1,
-        measured_at=Wall(EPOCH),
-        probe_s=Seconds(1.0),
-        emulated=True,
-        source="simulator",
     )

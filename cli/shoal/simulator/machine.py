@@ -29,7 +29,7 @@ from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Role
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Bytes, Joules, Seconds, Watts
+from shoal.types.units import Bytes, Joules, Seconds, Wall, Watts
 from shoal.types.workload import WorkloadKey
 
 
@@ -49,6 +49,36 @@ class Chip:
 
     device: Device
     flops: float
+
+    def receipt(self, node: str, device: Device, measured_at: Wall, probe_s: Seconds) -> Receipt:
+        """What probing it shows. device: as its node knows it now."""
+        return Receipt(
+            node=node,
+            device=device.name,
+            provider=device.provider,
+            driver_version=device.driver_version,
+            runtime_version=device.runtime_version,
+            precisions=("fp32",),
+            operators=(),
+            rates=Rates(
+                matmul_flops={"fp32": self.flops},
+                conv_flops={"fp32": self.flops},
+                elementwise_bytes=1e10,
+                copy_bytes=1e10,
+                launch_s=Seconds(5e-5),
+                node_s=Seconds(2e-6),
+                load_bytes=1e9,
+                idle_w=Watts(5.0),
+                active_w=Watts(15.0),
+                energy_source=EnergySource.PROFILE,
+            ),
+            memory_bytes=device.memory_bytes,
+            spread=0.1,
+            measured_at=measured_at,
+            probe_s=probe_s,
+            emulated=True,
+            source="simulator",
+        )
 
 
 def chip(name: str, flops: float, memory: int) -> Chip:
@@ -365,33 +395,7 @@ class Workers:
         known = machine.chips.get(device.name)
         if known is None or device.name in machine.lost_devices:
             raise refuse(Code.DEVICE_LOST, f"{device.name} does not answer", "a device", "check its driver")
-        return Receipt(
-            node=machine.identity,
-            device=device.name,
-            provider=device.provider,
-            driver_version=device.driver_version,
-            runtime_version=device.runtime_version,
-            precisions=("fp32",),
-            operators=(),
-            rates=Rates(
-                matmul_flops={"fp32": known.flops},
-                conv_flops={"fp32": known.flops},
-                elementwise_bytes=1e10,
-                copy_bytes=1e10,
-                launch_s=Seconds(5e-5),
-                node_s=Seconds(2e-6),
-                load_bytes=1e9,
-                idle_w=Watts(5.0),
-                active_w=Watts(15.0),
-                energy_source=EnergySource.PROFILE,
-            ),
-            memory_bytes=device.memory_bytes,
-            spread=0.1,
-            measured_at=machine.clock.wall(),
-            probe_s=Seconds(seconds),
-            emulated=True,
-            source="simulator",
-        )
+        return known.receipt(machine.identity, device, machine.clock.wall(), Seconds(seconds))
 
     async def events(self) -> AsyncIterator[WorkerEvent]:
         while True:

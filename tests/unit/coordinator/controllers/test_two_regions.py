@@ -9,6 +9,7 @@ import pytest
 
 from harness.region import DIGEST, Agent, World
 from shoal.coordinator.api import views
+from shoal.coordinator.controllers.bids import BidsController
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.outlook import NOT_JOINED, outlooks
 from shoal.coordinator.controllers.region import Region
@@ -50,43 +51,33 @@ class Roads:
     regions: dict[str, Region]
     cut: set[str] = field(default_factory=set)
 
-    def _to(self, region: str) -> Region:
+    def _to(self, region: str) -> BidsController:
         if region in self.cut:
             raise refuse(Code.PEER_UNREACHABLE, region)
-        return self.regions[region]
+        bids = self.regions[region].bids
+        assert bids is not None
+        return bids
 
     async def solicit(self, solicitation: Solicitation) -> tuple[Heard[Answer], ...]:
         return tuple([await self.bid(name, solicitation) for name in sorted(self.regions) if name != self.name])
 
     async def bid(self, region: str, solicitation: Solicitation) -> Heard[Answer]:
-        bids = self._to(region).bids
-        assert bids is not None
-        return Heard(region, await bids.bid(Heard(self.name, solicitation, b"")), b"")
+        return Heard(region, await self._to(region).bid(Heard(self.name, solicitation, b"")), b"")
 
     async def award(self, region: str, award: Award) -> Heard[Grant]:
-        bids = self._to(region).bids
-        assert bids is not None
-        return Heard(region, await bids.awarded(Heard(self.name, award, b"")), b"")
+        return Heard(region, await self._to(region).awarded(Heard(self.name, award, b"")), b"")
 
     async def release(self, region: str, release: Release) -> None:
-        bids = self._to(region).bids
-        assert bids is not None
-        await bids.released(Heard(self.name, release, b""))
+        await self._to(region).released(Heard(self.name, release, b""))
 
     async def renew(self, region: str, renewal: Renewal) -> Heard[Renewed]:
-        bids = self._to(region).bids
-        assert bids is not None
-        return Heard(region, await bids.renewed(Heard(self.name, renewal, b"")), b"")
+        return Heard(region, await self._to(region).renewed(Heard(self.name, renewal, b"")), b"")
 
     async def notify(self, region: str, notice: Notice) -> None:
-        bids = self._to(region).bids
-        assert bids is not None
-        await bids.noticed(Heard(self.name, notice, b""))
+        await self._to(region).noticed(Heard(self.name, notice, b""))
 
     async def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
-        bids = self._to(region).bids
-        assert bids is not None
-        await bids.lend(self.name, agreement, digest)
+        await self._to(region).lend(self.name, agreement, digest)
         yield b"x" * (1000 - offset)
 
     async def measure(self, region: str) -> Seconds:
