@@ -182,9 +182,7 @@ async def story(loop: VirtualLoop, seed: int) -> Told:
         while True:
             number += 1
             name = f"p{number}"
-            text = (
-                f"apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: {name}}}\nspec: {{optimize: {{cost: 1.0}}}}\n"
-            )
+            text = POLICY.format(name=name)
             chosen = chance.pick([each for each in coordinators if each.region is not None] or coordinators)
             region = chosen.region
             if region is not None:

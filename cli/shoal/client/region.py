@@ -77,16 +77,20 @@ class Region:
     def _find(self, addresses: Sequence[str]) -> None:
         """The one of several coordinators that leads; where none can be asked, the first one's calls say why."""
         for address in addresses:
-            self._channel.close()
-            self._dial(address)
+            self._redial(address)
             try:
                 leader = self.who_am_i().leader
             except ShoalError:
                 continue
             if leader in addresses:
-                self._channel.close()
-                self._dial(leader)
+                self._redial(leader)
             return
+        self._redial(addresses[0])
+
+    def _redial(self, address: str) -> None:
+        if address != self.address:
+            self._channel.close()
+            self._dial(address)
 
     def who_am_i(self) -> operator_pb2.WhoAmIReply:
         return self._call(self._operator.WhoAmI, operator_pb2.WhoAmIRequest())  # type: ignore[no-any-return]

@@ -143,7 +143,9 @@ class Asked:
         regions = f", {self.regions} regions" if self.regions > 1 else ""
         federation = f", {self.federation} federation replicas" if self.federation else ""
         store = ", state in etcd" if self.store == ETCD else ""
-        return f"region {self.region} with {self.agents} agents on {self.link} links{regions}{federation}{store}"
+        neighbours = "" if self.neighbours is None else f", {self.neighbours} agents in each other"
+        more = f"{regions}{neighbours}{federation}{store}"
+        return f"region {self.region} with {self.agents} agents on {self.link} links{more}"
 
 
 def compose(asked: Asked, ports: Mapping[str, int]) -> Stack:

@@ -9,7 +9,7 @@ goes to the record, in words that the judge reads.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast, get_args
 
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.ports import Heard, PeerEvents, StaleRevision
@@ -33,13 +33,7 @@ Noun = (
     Award | Grant | Notice | Release | Renewal | Renewed | Offer | Decline | Solicitation
     | Advertisement | Directory | ReportContent
 )  # fmt: skip
-KINDS: Final[Mapping[str, Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Award, Grant, Notice, Release, Renewal, Renewed, Offer, Decline, Solicitation,
-        Advertisement, Directory, ReportContent,
-    )
-}  # fmt: skip
+KINDS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in get_args(Noun)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +300,6 @@ class FederationEnd:
         self._between = between
         self._region = region
         self._replicas = list(replicas)
-        self._shown: Directory | None = None
 
     async def advertise(self, advertisement: Advertisement) -> Directory | None:
         reply = await self._ask(say(self._region, advertisement), CALL_S)

@@ -5,10 +5,14 @@ that must be flushed too: a file replaced by rename may come back under its old 
 """
 
 import asyncio
+from typing import Final
 
 from shoal.simulator.chance import Chance
 from shoal.simulator.world import Process, World
 from shoal.types.codes import Code, refuse
+
+FLUSH_S: Final = 0.0005
+"""Of a disk that nothing troubles."""
 
 
 class _File:
@@ -60,7 +64,7 @@ class Disk:
         self._chance = world.chance.stream(f"disk/{name}")
         self._full_code = full_code
         self.name = name
-        self.flush_s = 0.0005
+        self.flush_s = FLUSH_S
         self.full = False
         self._names: dict[str, _File] = {}
         self._kept_names: dict[str, _File] = {}

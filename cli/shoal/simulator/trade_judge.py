@@ -238,8 +238,9 @@ class Leases:
     def _beyond(self, now: float) -> str | None:
         for region, agreements in self._guests.items():
             since = self._regions.since(region)
-            for agreement in agreements if since is not None else ():
-                assert since is not None
+            if since is None:
+                continue
+            for agreement in agreements:
                 lease_s = self._lease_of(agreement)
                 until = max(self._granted[region, agreement], since + lease_s) + ALLOWANCE_S
                 if now > until + SLACK_S and agreement not in self._told:
@@ -247,8 +248,9 @@ class Leases:
                     return f"{region} runs {agreement}, whose lease was over at {until:.1f} s"
         for region, pairs in self._delegated.items():
             since = self._regions.since(region)
-            for workload, agreement in pairs if since is not None else ():
-                assert since is not None
+            if since is None:
+                continue
+            for workload, agreement in pairs:
                 until = max(self._kept.get(agreement, 0.0), since + CONFIRM_S)
                 if now > until + SLACK_S and f"{region} {agreement}" not in self._told:
                     self._told.add(f"{region} {agreement}")

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shoal.simulator.chance import Chance
+from shoal.simulator.disk import FLUSH_S
 from shoal.simulator.regions import Federated
 from shoal.types.units import Seconds
 
@@ -73,7 +74,7 @@ async def _slow_disk(federated: Federated, chance: Chance) -> None:
     federated.world.record("fault.slow-disk", disk=site.name, flush=flush_s)
     site.disk.flush_s = flush_s
     await asyncio.sleep(chance.between(1.0, 8.0))
-    site.disk.flush_s = 0.0005
+    site.disk.flush_s = FLUSH_S
 
 
 async def _full_disk(federated: Federated, chance: Chance) -> None:
@@ -157,7 +158,7 @@ class Trouble:
         for path in federated.paths():
             path.cut = False
         for site in federated.sites.values():
-            site.disk.flush_s = 0.0005
+            site.disk.flush_s = FLUSH_S
             site.disk.full = False
             site.doubts(0.0)
         for party in federated.parties():

@@ -249,7 +249,7 @@ def test_a27_bytes_are_lent_by_agreement_alone(regions: Federated) -> None:
     record("A27", "P", 1, what="fetch without an agreement")
 
 
-def test_a_ledger_that_is_rewritten_and_a_record_of_ones_own(regions: Federated) -> None:
+def test_a_record_of_ones_own_is_answered(regions: Federated) -> None:
     mallory = regions.regions["mallory"]
     stub, says = service(regions, coordinator_of(mallory)), signer(mallory)
     praise = ReportContent((Delivered("mallory", "a", Seconds(1.0), Seconds(0.1), 100, False),), ())

@@ -4,7 +4,7 @@ A gateway's TLS believes the authorities of every region that it may meet. So wh
 again for each call: another region's authority vouches for its own region's names and for no other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,14 +34,11 @@ class Handshake:
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """gateways: whom we may call there."""
+    """gateways: whom we may call there. pem: of the roots, as TLS takes them; each request to a gateway asks for it."""
 
     roots: tuple[x509.Certificate, ...]
     gateways: frozenset[str]
-
-    @property
-    def pem(self) -> bytes:
-        return b"".join(root.public_bytes(Encoding.PEM) for root in self.roots)
+    pem: bytes
 
 
 class Authorities:
@@ -56,6 +53,8 @@ class Authorities:
         before they went lives on, as its certificate does."""
         self._peers: dict[str, _Peer] = {}
         self._told: tuple[PeerTrust, ...] = ()
+        self._stale = False
+        """Our own authorities changed since the others were looked at."""
         self._known: dict[bytes, Identity] = {}
         self.handshake = Handshake()
         """Of the next connections; read from other threads, so replaced as a whole."""
@@ -63,19 +62,13 @@ class Authorities:
     def configure(self, peers: Iterable[PeerTrust]) -> None:
         """The whole truth, each time. A root that cannot be one, or bears the name of ours, is left out."""
         told = tuple(peers)
-        if not self._read() and told == self._told:
+        self._read()
+        if not self._stale and told == self._told:
             return
-        self._told = told
+        self._told, self._stale = told, False
         self._known.clear()
         ours = {root.subject for root in self._own}
-        self._peers = {
-            peer.region: _Peer(
-                tuple(root for pem in peer.roots for root in _load(peer.region, pem) if root.subject not in ours),
-                frozenset(peer.gateways),
-            )
-            for peer in told
-            if peer.region != self._region
-        }
+        self._peers = {peer.region: _peer(peer, ours) for peer in told if peer.region != self._region}
         pem = b"".join(peer.pem for _, peer in sorted(self._peers.items()))
         if pem != self.handshake.pem:
             self.handshake = Handshake(self.handshake.version + 1, pem)
@@ -127,8 +120,14 @@ class Authorities:
         except (OSError, ValueError):
             return False  # half replaced: what is in use stays
         changed, self._pem = pem != self._pem, pem
+        self._stale |= changed
         self._own = (*own, *(each for each in self._own if each not in own))
         return changed
+
+
+def _peer(peer: PeerTrust, ours: Collection[x509.Name]) -> _Peer:
+    roots = tuple(root for pem in peer.roots for root in _load(peer.region, pem) if root.subject not in ours)
+    return _Peer(roots, frozenset(peer.gateways), b"".join(root.public_bytes(Encoding.PEM) for root in roots))
 
 
 def _load(region: str, pem: str) -> tuple[x509.Certificate, ...]:

@@ -78,12 +78,12 @@ class GrpcLink:
         self._clock = clock
         self._log = log
         self._session: GrpcSession | None = None
-        self._asked_why_at: Elapsed | None = None
-        self._reason: Refusal | None = None
+        self._reasons: dict[str, tuple[Elapsed, Refusal | None]] = {}
+        """By address: when a plain handshake was made there last, and what it showed."""
 
     def renewed(self) -> None:
         """The node's certificate is another one now: the open session ends, and the next one shows it."""
-        self._asked_why_at = None
+        self._reasons.clear()
         if self._session is not None:
             self._session.end()
 
@@ -130,11 +130,12 @@ class GrpcLink:
     async def _why(self) -> Refusal | None:
         """The last answer for a while: a coordinator that a whole region calls at once must not be called twice by each
         whose handshake took too long."""
-        now = self._clock.now()
-        if self._asked_why_at is None or now - self._asked_why_at > WHY_EVERY_S:
-            self._reason = await check_coordinator(self._files, self.address, self._clock.wall())
-            self._asked_why_at = now
-        return self._reason
+        now, address = self._clock.now(), self.address
+        known = self._reasons.get(address)
+        if known is None or now - known[0] > WHY_EVERY_S:
+            known = now, await check_coordinator(self._files, address, self._clock.wall())
+            self._reasons[address] = known
+        return known[1]
 
 
 class GrpcModels:
