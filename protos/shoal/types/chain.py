@@ -44,14 +44,15 @@ def first_broken(entries: Iterable[LedgerEntry], head: str | None = None) -> int
     after the last is returned). Entries may begin late: old ones are dropped.
     """
     before: LedgerEntry | None = None
+    before_digest = ""
     seen = set[str]()
     for entry in entries:
-        if before is not None and (entry.sequence, entry.previous) != (before.sequence + 1, digest(before)):
+        if before is not None and (entry.sequence, entry.previous) != (before.sequence + 1, before_digest):
             return entry.sequence
         if before is None and entry.sequence == 1 and entry.previous:
             return entry.sequence
-        before = entry
-        seen.add(digest(entry))
+        before, before_digest = entry, digest(entry)
+        seen.add(before_digest)
     if head and head not in seen:
         return before.sequence + 1 if before is not None else 1
     return None

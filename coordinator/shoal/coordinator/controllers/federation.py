@@ -72,7 +72,8 @@ class FederationController:
             try:
                 async for change in self._store.watch(KNOWN, self._revision):
                     self._take(change)
-            except Compacted:
+            except Compacted as gone:
+                self._revision = max(self._revision, gone.revision)
                 await self._list()
             except ShoalError:
                 self._meter.count("watches_failed")
@@ -231,8 +232,9 @@ class FederationController:
 
     async def _list(self) -> None:
         """Everything, anew; nobody's lease begins again for it."""
+        found = await self._store.scan(KNOWN)
         self._book = Book(live=self._book.live)
-        for record in await self._store.scan(KNOWN):
+        for record in found:
             self._take(Change(record.key, record.value, record.revision))
 
     def _take(self, change: Change) -> None:

@@ -61,16 +61,20 @@ class Following:
             watching.cancel()
 
     async def _watch(self, news: asyncio.Event) -> None:
-        found = await self._store.read(KEY)
-        after = found.revision if found is not None else 0
+        after = 0
         while True:
             try:
+                if not after:
+                    found = await self._store.read(KEY)
+                    after = found.revision if found is not None else 0
                 async for change in self._store.watch("", after):
                     after = change.revision
                     news.set()
             except Compacted as gone:
                 after = gone.revision
                 news.set()
+            except ShoalError:  # the store is away; what it says of itself `run` meets too
+                await self._clock.sleep(LOOK_S)
 
     async def _found(self) -> str:
         said = await self._election.leader()

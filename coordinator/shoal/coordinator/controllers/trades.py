@@ -71,6 +71,8 @@ UNREPORTED_MOST: Final = 1000
 FAILING_S: Final = Seconds(1.0)
 """Gateways tell what they counted once a heartbeat: without a success for so long, failures count."""
 SIGHTS_KEPT: Final = 64
+SIGHT_S: Final = Seconds(0.25)
+"""Between two that are kept, however often it is looked: so that they reach back beyond `FAILING_S`."""
 REPORT_S: Final = Seconds(10.0)
 ENTRIES_MOST: Final = 200
 """The federation is told what was delivered, and given copies of so many ledger entries, so often."""
@@ -177,8 +179,6 @@ class TradesController:
         self.delegated: Mapping[WorkloadKey, Delegated] = {}
         self.peers: tuple[PeerTrust, ...] = ()
         """Regions whose gateways this region's may meet because they work for it."""
-        self.reports: dict[str, ServiceReport] = {}
-        """By agreement: what its delegate says that it delivered."""
         self._region = region
         self._store = store
         self._ledger = ledger
@@ -338,14 +338,17 @@ class TradesController:
             return False
         deal = state.phase.deal
         seen = self._see(deal.agreement, self._home.delivered(deal.agreement))
-        before = [each for each in seen if each.at <= deal.heard_at] or seen
+        before = [each for each in seen if each.at <= deal.heard_at] or seen[:1]
         lately = [each for each in seen if each.at <= now - FAILING_S]
         newest = seen[-1]
         return bool(lately) and newest.succeeded == lately[-1].succeeded and newest.errors > before[-1].errors
 
     def _see(self, agreement: str, report: ServiceReport) -> tuple[Sight, ...]:
         sight = Sight(self._clock.now(), report.requests - report.errors, report.errors)
-        self._sights[agreement] = (*self._sights.get(agreement, ()), sight)[-SIGHTS_KEPT:]
+        seen = self._sights.get(agreement, ())
+        if len(seen) > 1 and seen[-1].at - seen[-2].at < SIGHT_S:
+            seen = seen[:-1]  # too near the one before: the newest stands for both
+        self._sights[agreement] = (*seen, sight)[-SIGHTS_KEPT:]
         return self._sights[agreement]
 
     def _serves_or_cannot(self, key: WorkloadKey) -> bool:
@@ -490,7 +493,6 @@ class TradesController:
         self._accounted = known
         self._began = {name: since for name, since in self._began.items() if name in known}
         self._sights = {name: seen for name, seen in self._sights.items() if name in known}
-        self.reports = {name: report for name, report in self.reports.items() if name in known}
         if lasting:
             await self._keep(lambda told: reduce(_with, lasting, told))
 
@@ -588,7 +590,6 @@ class TradesController:
         outcome = await self._reach(self._peers.renew(effect.region, renewal))
         if isinstance(outcome, Heard):
             self._ledger.shown(effect.region, outcome.what.ledger_head)
-            self.reports[effect.agreement] = outcome.what.report
             await self.tell(key, RenewedBy(outcome.what, outcome.evidence))
         else:
             refusal = None if outcome is UNHEARD else outcome

@@ -146,8 +146,8 @@ class WorkloadsController:
     def adopt(self, catalog: Catalog) -> None:
         """The new truth about documents and models, already in the store. Guests are told by `adopt_bids` alone."""
         self.catalog = replace(catalog, guests=self.catalog.guests)
-        self.intents = catalog.intents
-        self.signatures = catalog.signatures(self._region)
+        self.intents = self.catalog.intents
+        self.signatures = self.catalog.signatures(self._region)
         self._fleet.fleet = retimed(self._fleet.fleet, timing(self.intents), self._clock.now())
         self._changed()
 
@@ -198,6 +198,8 @@ class WorkloadsController:
     @property
     def kept_room(self) -> tuple[Reservation, ...]:
         """What is reserved and not taken up: an agreement with a replica has its room by that."""
+        if not self.reserved:
+            return ()
         placed = {each.workload for desired in self.desired.values() for each in desired.assignments}
         return tuple(each for each in self.reserved if WorkloadKey(GUESTS, each.bid) not in placed)
 

@@ -328,7 +328,7 @@ async def _lead(
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(members.run()),
         asyncio.create_task(_keep_running(region.signals.run)),
-        asyncio.create_task(trading.run()),
+        asyncio.create_task(_keep_running(trading.run)),
         asyncio.create_task(refresh(turned)),
     ]
     if broker is not None:

@@ -3,7 +3,6 @@ own."""
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import structlog
@@ -51,8 +50,7 @@ class GrpcFederation:
         self._answers = ""
 
     async def advertise(self, advertisement: Advertisement) -> Directory | None:
-        told = replace(advertisement, directory=self._federation().directory.version)
-        reply = await self._say("Advertise", told, CALL_S)
+        reply = await self._say("Advertise", advertisement, CALL_S)
         return nouns.from_wire(Directory, reply.directory) if reply.HasField("directory") else None
 
     async def solicit(self, solicitation: Solicitation) -> tuple[Heard[Answer], ...]:

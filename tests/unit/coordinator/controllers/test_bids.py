@@ -218,6 +218,14 @@ async def test_an_award_makes_a_guest_that_runs_once_its_model_is_here(here: Del
     assert [what for what, _ in await here.written()] == ["offered", "granted"]
 
 
+async def test_a_guest_that_is_granted_while_documents_are_written_is_run_all_the_same(here: Delegate) -> None:
+    workloads = here.world.region.workloads
+    decided_before = workloads.catalog
+    await here.grant()
+    workloads.adopt(decided_before)
+    assert GUEST in [intent.key for intent in workloads.intents]
+
+
 async def test_two_agreements_fetch_a_model_once(here: Delegate) -> None:
     await here.grant("g-1", "s-1")
     await here.grant("g-2", "s-2")

@@ -487,7 +487,10 @@ async def test_an_agreement_counts_while_it_lasts(origin: Origin) -> None:
     assert origin.wire.told[0].delivered_p95_s == pytest.approx(0.078)
 
 
-async def test_a_region_that_is_lost_under_load_is_replaced_before_its_lease_ends(origin: Origin) -> None:
+@pytest.mark.parametrize("look_s", [0.25, 0.01])
+async def test_a_region_that_is_lost_under_load_is_replaced_before_its_lease_ends(
+    origin: Origin, look_s: float
+) -> None:
     """Neither its coordinator nor its gateways answer; silence alone moves nothing (it may be a restart)."""
     await origin.run(3.0)
     name = origin.trades.delegated[KEY].agreement
@@ -495,10 +498,10 @@ async def test_a_region_that_is_lost_under_load_is_replaced_before_its_lease_end
     await origin.run(2.0)
     lost = origin.wire.regions.pop("a")
     origin.wire.down.add("a")
-    await origin.run(6.0)
+    await origin.run(6.0, step=look_s)
     assert origin.trades.delegated[KEY].agreement == name, "its gateways may serve on"
     origin.home.seen = {name: replace(NOTHING, requests=120, errors=20)}
-    await origin.run(2.0)
+    await origin.run(2.0, step=look_s)
     assert origin.trades.delegated[KEY].region == "b"
     assert "BREACHED" in await origin.log()
     origin.wire.regions["a"] = lost

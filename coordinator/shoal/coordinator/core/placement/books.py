@@ -73,8 +73,10 @@ class Books:
         """A current replica was decided to stay."""
         return self._with_standing(scope, intent, standing, 1)
 
-    def reserving(self, reservations: Iterable[Reservation], sign: int = 1) -> "Books":
+    def reserving(self, reservations: Sequence[Reservation], sign: int = 1) -> "Books":
         """With (sign 1) or without (-1) room that is kept for a guest; it counts to nobody's quota."""
+        if not reservations:
+            return self
         memory, busy = dict(self.memory), dict(self.busy)
         for each in reservations:
             memory[each.slot] = memory.get(each.slot, NOTHING).plus(Bytes(sign * each.memory_bytes), loaded=False)

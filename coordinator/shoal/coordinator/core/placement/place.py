@@ -33,7 +33,8 @@ def place(inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True) -> 
         if intent.key in inputs.elsewhere:
             plans.append(_elsewhere(intent, stands))
             continue
-        own = [each for each in inputs.reserved if WorkloadKey(GUESTS, each.bid) == intent.key]
+        is_guest = intent.key.tenant == GUESTS
+        own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
         free, opening = books.reserving(own, -1), opening.reserving(own, -1)
         solver = Solver(scope, intent, stands, caps[intent.key], free, opening)
         plan, after = _workload(solver, explain=explain if isinstance(explain, bool) else intent.key in explain)
