@@ -73,6 +73,8 @@ def _fields(content: bytes, rules: Rules) -> Refusal | None:
             return _invalid("too many protobuf fields", f"at most {rules.max_fields}", "export a plainer model")
         tag, at = _varint(content, at, end)
         kind = tag & 7
+        if at > 0 and not tag >> 3:
+            return _broken("a field without a number")
         if kind == _BYTES:
             length, at = _varint(content, at, end)
             if at < 0 or at + length > end:
@@ -99,7 +101,7 @@ def _fields(content: bytes, rules: Rules) -> Refusal | None:
             at += 8
         else:
             return _broken(f"wire type {kind}")
-        if at < 0 or at > end or not tag >> 3:
+        if at < 0 or at > end:
             return _broken("a field is cut short")
     return None
 
