@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
+from shoal.types.migration import Verdict, Verification
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
 from shoal.types.signature import SignedModel
@@ -17,6 +18,8 @@ class Phase(StrEnum):
     FETCHING = "fetching"
     LOADING = "loading"
     WARMING = "warming"
+    VERIFYING = "verifying"
+    """Warm, and not to take requests before it has passed its verification."""
     READY = "ready"
     DRAINING = "draining"
     GONE = "gone"
@@ -46,7 +49,7 @@ class Assignment:
 
     draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it. work:
     filled by the coordinator from the ModelProfile. signed: where the workload's policy asks for a publisher's
-    signature; None where it does not.
+    signature; None where it does not. verification: of a replica that takes over from another.
     """
 
     id: str
@@ -64,6 +67,7 @@ class Assignment:
     partition: PartitionRule
     work: Work = Work()
     signed: SignedModel | None = None
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,7 @@ class Observed:
     served: tuple[Served, ...]
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -759,6 +759,7 @@ class Assignment(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     SIGNED_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -778,6 +779,8 @@ class Assignment(_message.Message):
     def work(self) -> Global___Work: ...
     @_builtins.property
     def signed(self) -> Global___SignedModel: ...
+    @_builtins.property
+    def verification(self) -> Global___Verification: ...
     def __init__(
         self,
         *,
@@ -796,14 +799,171 @@ class Assignment(_message.Message):
         partition: Global___PartitionRule | None = ...,
         work: Global___Work | None = ...,
         signed: Global___SignedModel | None = ...,
+        verification: Global___Verification | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "signed", b"signed", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class Tolerance(_message.Message):
+    """output: empty for every output that no other tolerance names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    output: _builtins.str
+    metric: _builtins.str
+    bound: _builtins.float
+    k: _builtins.int
+    def __init__(
+        self,
+        *,
+        output: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        bound: _builtins.float = ...,
+        k: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "k", b"k", "metric", b"metric", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tolerance: _TypeAlias = Tolerance  # noqa: Y015
+
+@_typing.final
+class Verification(_message.Message):
+    """What a replica must show, once it is warm, before it is ready."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    AGAINST_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TOLERANCES_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    SOURCE_NODE_FIELD_NUMBER: _builtins.int
+    SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
+    PACK_FIELD_NUMBER: _builtins.int
+    migration: _builtins.str
+    against: _builtins.str
+    inputs: _builtins.str
+    samples: _builtins.int
+    within_s: _builtins.float
+    source: _builtins.str
+    source_node: _builtins.str
+    source_address: _builtins.str
+    pack: _builtins.str
+    @_builtins.property
+    def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
+    def __init__(
+        self,
+        *,
+        migration: _builtins.str = ...,
+        against: _builtins.str = ...,
+        inputs: _builtins.str = ...,
+        samples: _builtins.int = ...,
+        tolerances: _abc.Iterable[Global___Tolerance] | None = ...,
+        within_s: _builtins.float = ...,
+        source: _builtins.str = ...,
+        source_node: _builtins.str = ...,
+        source_address: _builtins.str = ...,
+        pack: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verification: _TypeAlias = Verification  # noqa: Y015
+
+@_typing.final
+class Drift(_message.Message):
+    """The worst that one output showed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    WORST_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    output: _builtins.str
+    metric: _builtins.str
+    bound: _builtins.float
+    worst: _builtins.float
+    passed: _builtins.bool
+    def __init__(
+        self,
+        *,
+        output: _builtins.str = ...,
+        metric: _builtins.str = ...,
+        bound: _builtins.float = ...,
+        worst: _builtins.float = ...,
+        passed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "metric", b"metric", "output", b"output", "passed", b"passed", "worst", b"worst"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drift: _TypeAlias = Drift  # noqa: Y015
+
+@_typing.final
+class Verdict(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    AGAINST_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    DRIFTS_FIELD_NUMBER: _builtins.int
+    INPUTS_SHA256_FIELD_NUMBER: _builtins.int
+    migration: _builtins.str
+    passed: _builtins.bool
+    code: _builtins.str
+    reason: _builtins.str
+    against: _builtins.str
+    inputs: _builtins.str
+    samples: _builtins.int
+    inputs_sha256: _builtins.str
+    @_builtins.property
+    def drifts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drift]: ...
+    def __init__(
+        self,
+        *,
+        migration: _builtins.str = ...,
+        passed: _builtins.bool = ...,
+        code: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        against: _builtins.str = ...,
+        inputs: _builtins.str = ...,
+        samples: _builtins.int = ...,
+        drifts: _abc.Iterable[Global___Drift] | None = ...,
+        inputs_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "code", b"code", "drifts", b"drifts", "inputs", b"inputs", "inputs_sha256", b"inputs_sha256", "migration", b"migration", "passed", b"passed", "reason", b"reason", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
 class PublisherKey(_message.Message):
@@ -1190,6 +1350,7 @@ class Observed(_message.Message):
     SERVED_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     model: _builtins.str
     device: _builtins.str
@@ -1211,6 +1372,8 @@ class Observed(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
+    @_builtins.property
+    def verdict(self) -> Global___Verdict: ...
     def __init__(
         self,
         *,
@@ -1230,10 +1393,11 @@ class Observed(_message.Message):
         served: _abc.Iterable[Global___Served] | None = ...,
         inputs: _abc.Iterable[Global___TensorSpec] | None = ...,
         outputs: _abc.Iterable[Global___TensorSpec] | None = ...,
+        verdict: Global___Verdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "gives_up_at", b"gives_up_at", "measured", b"measured", "retry_at", b"retry_at", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "gives_up_at", b"gives_up_at", "measured", b"measured", "retry_at", b"retry_at", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "since", b"since", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "since", b"since", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gives_up_at: _TypeAlias = _typing.Literal["gives_up_at"]  # noqa: Y015
     _WhichOneofArgType__gives_up_at: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at"]  # noqa: Y015

@@ -26,6 +26,8 @@ PROGRESS: Final = frozenset(
         Code.WAITING_FOR_FETCH,
         Code.WAITING_FOR_LOAD,
         Code.WAITING_FOR_WARMUP,
+        Code.WAITING_FOR_VERIFY,
+        Code.WAITING_FOR_SHIFT,
         Code.WAITING_FOR_DRAIN,
         Code.WAITING_FOR_REPLACEMENT,
     }

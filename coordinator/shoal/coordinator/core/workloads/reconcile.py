@@ -257,6 +257,8 @@ class _Step:
                 return Code.WAITING_FOR_LOAD, observed.reason, retry_at or soon, gives_up_at
             case Phase.WARMING:
                 return Code.WAITING_FOR_WARMUP, observed.reason, retry_at or soon, gives_up_at
+            case Phase.VERIFYING:
+                return Code.WAITING_FOR_VERIFY, observed.reason, retry_at or soon, gives_up_at
             case Phase.FAILED:
                 return Code.BACKING_OFF, f"{observed.code}: {observed.reason}", retry_at or soon, gives_up_at
             case Phase.READY:

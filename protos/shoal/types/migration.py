@@ -1,0 +1,94 @@
+"""A live move of a replica: what its new place must show before it takes requests, and what it showed."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.types.codes import Code
+from shoal.types.units import Seconds
+
+
+class Against(StrEnum):
+    """What a new replica's answers are compared with."""
+
+    SOURCE = "source"
+    """The replica that it takes over from, given the same inputs."""
+    REFERENCE = "reference"
+    """What the model answered when it was first ready anywhere."""
+    NONE = "none"
+
+
+class InputsFrom(StrEnum):
+    CAPTURED = "captured"
+    """Requests that the source has had, kept in memory with the workload's consent."""
+    SAMPLES = "samples"
+    """The workload's own, pushed with its model."""
+    GENERATED = "generated"
+    """Made from the model's signature, within the ranges that its graph allows."""
+
+
+class Metric(StrEnum):
+    """Each over one output of one input. MAX_ABS: the largest absolute difference. MAX_REL: that, relative to the larger
+    magnitude. COSINE: of both, flattened. TOP_K: share of the expected k largest along the last axis that are found."""
+
+    MAX_ABS = "max_abs"
+    MAX_REL = "max_rel"
+    COSINE = "cosine"
+    TOP_K = "top_k"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """output: its name; empty: every output that no other tolerance names. bound: the most for MAX_ABS and MAX_REL, the
+    least for COSINE and TOP_K. k: of TOP_K."""
+
+    output: str
+    metric: Metric
+    bound: float
+    k: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a replica must show, once it is warm, before it is READY. source, source_node, source_address: the replica
+    it is compared with, and the front that serves that; empty unless against SOURCE. pack: digest of the artifact with
+    the workload's samples or the reference's inputs and outputs; empty where neither is asked for. samples: inputs to
+    compare. within_s: until then it has passed or failed."""
+
+    migration: str
+    against: Against
+    inputs: InputsFrom
+    samples: int
+    tolerances: tuple[Tolerance, ...]
+    within_s: Seconds
+    source: str = ""
+    source_node: str = ""
+    source_address: str = ""
+    pack: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The worst that one output showed over all inputs."""
+
+    output: str
+    metric: Metric
+    bound: float
+    worst: float
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a verification. inputs: what was really used; samples: how many. code, reason: why it did not pass;
+    None where it did. inputs_sha256: over the inputs in their order, as proof of what was compared (no input leaves its
+    node by this)."""
+
+    migration: str
+    passed: bool
+    code: Code | None
+    reason: str
+    against: Against
+    inputs: InputsFrom
+    samples: int
+    drifts: tuple[Drift, ...] = ()
+    inputs_sha256: str = ""
