@@ -27,8 +27,8 @@ class InputsFrom(StrEnum):
 
 
 class Metric(StrEnum):
-    """Each over one output of one input. MAX_ABS: the largest absolute difference. MAX_REL: that, relative to the larger
-    magnitude. COSINE: of both, flattened. TOP_K: share of the expected k largest along the last axis that are found."""
+    """Each over one output of one input. MAX_ABS: the largest absolute difference. MAX_REL: that, relative to the
+    larger magnitude. COSINE: of both, flattened. TOP_K: share of the expected k largest along the last axis found."""
 
     MAX_ABS = "max_abs"
     MAX_REL = "max_rel"
