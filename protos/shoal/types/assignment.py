@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
-from shoal.types.migration import Verdict, Verification
+from shoal.types.migration import Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
 from shoal.types.signature import SignedModel
@@ -33,6 +33,8 @@ class Work:
     FLOPs by the class whose rate a receipt carries (`other`: neither convolution nor matrix product), bytes read and
     written by all operators (ModelProfile.bytes_moved), nodes in the graph. All zero: unknown. shapes: each input's
     reference shape, which these costs are for; warm-up runs at these, and other sizes are scaled by their elements.
+    below: of integer inputs that the graph takes as indices, what every value must be below; inputs that are made up
+    keep to it.
     """
 
     conv_flops: float = 0.0
@@ -41,6 +43,7 @@ class Work:
     bytes: float = 0.0
     nodes: int = 0
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    below: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,9 @@ class Assignment:
 
     draining: finish what is in flight, take nothing new. memory_bytes: what the coordinator committed for it. work:
     filled by the coordinator from the ModelProfile. signed: where the workload's policy asks for a publisher's
-    signature; None where it does not. verification: of a replica that takes over from another.
+    signature; None where it does not. verification: of a replica that takes over from another, until it has passed.
+    verifiers: of a replica that another takes over from. capture: how many of its requests the node may keep in memory,
+    with the workload's consent, to verify moves with; 0: none.
     """
 
     id: str
@@ -68,6 +73,8 @@ class Assignment:
     work: Work = Work()
     signed: SignedModel | None = None
     verification: Verification | None = None
+    verifiers: tuple[Verifier, ...] = ()
+    capture: int = 0
 
 
 @dataclass(frozen=True, slots=True)

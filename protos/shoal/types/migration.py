@@ -67,6 +67,15 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
+class Verifier:
+    """Who may ask a replica for its answers, and for the inputs that it has captured: the agent of `node`, for this
+    migration. Any other is refused, whoever it is."""
+
+    migration: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drift:
     """The worst that one output showed over all inputs."""
 

@@ -1,7 +1,7 @@
 """What an ONNX graph asks of a device: read from the graph, independent of any device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.types.units import Bytes
 
@@ -32,7 +32,8 @@ class ModelProfile:
     costs: at batch 1 with dynamic axes at `reference_shapes` (input name -> shape used). flops of a multiply-add count
     as 2. activation_bytes: peak of live intermediate tensors in topological order, batch 1. precision: of most
     weight bytes. domains: operator domains in use with their opset. `confident` is False when a shape could not be
-    inferred and a cost is a lower bound.
+    inferred and a cost is a lower bound. below: of integer inputs that the graph takes as indices, as far as that can be
+    told: what every value must be below.
     """
 
     digest: str
@@ -50,6 +51,7 @@ class ModelProfile:
     activation_bytes: Bytes
     confident: bool
     metadata: Mapping[str, str]
+    below: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def flops(self) -> float:

@@ -567,6 +567,26 @@ class ModelProfile(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class BelowEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DIGEST_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     IR_VERSION_FIELD_NUMBER: _builtins.int
@@ -582,6 +602,7 @@ class ModelProfile(_message.Message):
     ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
     CONFIDENT_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     ir_version: _builtins.int
@@ -603,6 +624,8 @@ class ModelProfile(_message.Message):
     def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorCost]: ...
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def below(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -621,10 +644,11 @@ class ModelProfile(_message.Message):
         activation_bytes: _builtins.int = ...,
         confident: _builtins.bool = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        below: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "confident", b"confident", "costs", b"costs", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "metadata", b"metadata", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "below", b"below", "confident", b"confident", "costs", b"costs", "digest", b"digest", "domains", b"domains", "inputs", b"inputs", "ir_version", b"ir_version", "metadata", b"metadata", "opset", b"opset", "outputs", b"outputs", "precision", b"precision", "producer", b"producer", "reference_shapes", b"reference_shapes", "size_bytes", b"size_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -709,12 +733,33 @@ class Work(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class BelowEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONV_FLOPS_FIELD_NUMBER: _builtins.int
     MATMUL_FLOPS_FIELD_NUMBER: _builtins.int
     OTHER_FLOPS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     SHAPES_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
     conv_flops: _builtins.float
     matmul_flops: _builtins.float
     other_flops: _builtins.float
@@ -722,6 +767,8 @@ class Work(_message.Message):
     nodes: _builtins.int
     @_builtins.property
     def shapes(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
+    @_builtins.property
+    def below(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -731,10 +778,11 @@ class Work(_message.Message):
         bytes: _builtins.float = ...,
         nodes: _builtins.int = ...,
         shapes: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
+        below: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "bytes", b"bytes", "conv_flops", b"conv_flops", "matmul_flops", b"matmul_flops", "nodes", b"nodes", "other_flops", b"other_flops", "shapes", b"shapes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -760,6 +808,8 @@ class Assignment(_message.Message):
     WORK_FIELD_NUMBER: _builtins.int
     SIGNED_FIELD_NUMBER: _builtins.int
     VERIFICATION_FIELD_NUMBER: _builtins.int
+    VERIFIERS_FIELD_NUMBER: _builtins.int
+    CAPTURE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -771,6 +821,7 @@ class Assignment(_message.Message):
     shared_worker: _builtins.bool
     memory_bytes: _builtins.int
     max_batch: _builtins.int
+    capture: _builtins.int
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -781,6 +832,8 @@ class Assignment(_message.Message):
     def signed(self) -> Global___SignedModel: ...
     @_builtins.property
     def verification(self) -> Global___Verification: ...
+    @_builtins.property
+    def verifiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Verifier]: ...
     def __init__(
         self,
         *,
@@ -800,10 +853,12 @@ class Assignment(_message.Message):
         work: Global___Work | None = ...,
         signed: Global___SignedModel | None = ...,
         verification: Global___Verification | None = ...,
+        verifiers: _abc.Iterable[Global___Verifier] | None = ...,
+        capture: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "verification", b"verification", "verifiers", b"verifiers", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -887,6 +942,30 @@ class Verification(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verification: _TypeAlias = Verification  # noqa: Y015
+
+@_typing.final
+class Verifier(_message.Message):
+    """The agent that may ask a replica for its answers and captured inputs, for this migration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    migration: _builtins.str
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        migration: _builtins.str = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verifier: _TypeAlias = Verifier  # noqa: Y015
 
 @_typing.final
 class Drift(_message.Message):
