@@ -32,8 +32,8 @@ class ModelProfile:
     costs: at batch 1 with dynamic axes at `reference_shapes` (input name -> shape used). flops of a multiply-add count
     as 2. activation_bytes: peak of live intermediate tensors in topological order, batch 1. precision: of most
     weight bytes. domains: operator domains in use with their opset. `confident` is False when a shape could not be
-    inferred and a cost is a lower bound. below: of integer inputs that the graph takes as indices, as far as that can be
-    told: what every value must be below.
+    inferred and a cost is a lower bound. below: of integer inputs that the graph takes as indices, as far as that can
+    be told: what every value must be below.
     """
 
     digest: str
