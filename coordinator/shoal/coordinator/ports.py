@@ -1,5 +1,6 @@
 """What a coordinator needs from the world. Controllers know these Protocols and no adapter by name."""
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +132,7 @@ class Election(Protocol):
         ...
 
     async def lost(self) -> None:
-        """Returns when this one leads no more, or must read its state again before it does."""
+        """Returns when this one leads no more."""
         ...
 
     async def leader(self) -> bytes | None:
@@ -149,6 +150,12 @@ class OpenStore(Store, Protocol):
     @property
     def recovery(self) -> Refusal | None:
         """Why what is there is older than what was acknowledged; opens a new history."""
+        ...
+
+    @property
+    def outdated(self) -> asyncio.Event:
+        """Set once what was read by this store no longer counts (a write that was refused as unavailable happened after
+        all, or what is stored was put back): it takes no more writes; whoever remembers anything opens it anew."""
         ...
 
     async def backup(self) -> Path | None:

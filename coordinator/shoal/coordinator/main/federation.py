@@ -1,9 +1,6 @@
 """A federation: its controller and its adapters in one process. Any number of these on one store."""
 
 import asyncio
-import json
-import os
-import signal
 from contextlib import suppress
 from typing import Final
 
@@ -15,7 +12,6 @@ from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.enrol import EnrolmentService
 from shoal.coordinator.api.federated import FederationOperatorService
 from shoal.coordinator.api.federation import FederationService, JoiningService
-from shoal.coordinator.clock import SystemClock, SystemIds
 from shoal.coordinator.controllers.enrolment import LIFETIME_S, REGION, Enrolment
 from shoal.coordinator.controllers.events import EventLog
 from shoal.coordinator.controllers.federation import FederationController
@@ -23,27 +19,18 @@ from shoal.coordinator.controllers.region import RegionConfig
 from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import NAME, ServerIdentity, first_operator
-from shoal.coordinator.main.options import Address, Config
-from shoal.coordinator.main.serving import (
-    STOP_S,
-    back_up,
-    dialled,
-    listen,
-    open_store,
-    private,
-    refresh,
-    serve_metrics,
-)
+from shoal.coordinator.main.options import Config
+from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
+from shoal.coordinator.main.serving import STOP_S, back_up, dialled, listen, refresh
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
 from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
-from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
+from shoal.coordinator.telemetry.metrics import Gauges
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
-from shoal.wire.scrape import Guard
 
 NAMED: Final = "name"
 """Where the store says whose it is."""
@@ -53,121 +40,96 @@ log: Final = structlog.get_logger("shoal.coordinator")
 
 
 async def run(config: Config) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    name, clock, ids, meter = config.region, SystemClock(), SystemIds(), PrometheusMeter()
-    private(config.data_dir)
-    store = await open_store(config)
-    try:
-        if store.recovery is not None:
-            log.critical("store restored from a copy", refusal=str(store.recovery))
-        election = store.election(b"")
-        authority = await _authority(config, store, election, clock)
-        # Operators' tools ask for a coordinator, whatever it coordinates.
-        hosts = (config.advertise, *dialled(config.link, config.enrol), dns_of(name, Role.COORDINATOR, NAME))
-        identity = ServerIdentity(
-            authority,
-            config.data_dir / "server",
-            tuple(dict.fromkeys(hosts)),
-            clock,
-            role=Role.FEDERATION,
-            name=FEDERATION,
-        )
-        defaults = RegionConfig(name)
-        events = EventLog(
-            store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept, shared=election.shared
-        )
-        await events.start()
-        channels = Channels(lambda: identity.enrolled)
-        controller = FederationController(
-            name,
-            store,
-            events,
-            clock,
-            meter,
-            GrpcCandidates(channels, lambda region: controller.roots_of(region), clock),
-        )
-        await controller.start()
-        enrolment = Enrolment(name, store, authority, events, clock, ids, meter, lifetimes=PEOPLE, words=(REGION,))
-        renewal = Renewal(name, store, authority, events, clock, ids, meter, lambda identity: None, lifetimes=PEOPLE)
-        operator_dir = config.data_dir / "operator"
+    """Until SIGTERM or SIGINT."""
+    await serve(config, "federation", stand, stop_signals())
+
+
+async def stand(config: Config, process: Process, store: OpenStore, stopping: asyncio.Event) -> None:
+    """Until it is told to stop, or the store must be read again."""
+    name, clock, ids, meter = config.region, process.clock, process.ids, process.meter
+    if store.recovery is not None:
+        log.critical("store restored from a copy", refusal=str(store.recovery))
+    election = store.election(b"")
+    authority = await _authority(config, store, election, clock)
+    # Operators' tools ask for a coordinator, whatever it coordinates.
+    hosts = (config.advertise, *dialled(config.link, config.enrol), dns_of(name, Role.COORDINATOR, NAME))
+    identity = ServerIdentity(
+        authority,
+        config.data_dir / "server",
+        tuple(dict.fromkeys(hosts)),
+        clock,
+        role=Role.FEDERATION,
+        name=FEDERATION,
+    )
+    defaults = RegionConfig(name)
+    events = EventLog(store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept, shared=election.shared)
+    await events.start()
+    channels = Channels(lambda: identity.enrolled)
+    controller = FederationController(
+        name,
+        store,
+        events,
+        clock,
+        meter,
+        GrpcCandidates(channels, lambda region: controller.roots_of(region), clock),
+    )
+    await controller.start()
+    enrolment = Enrolment(name, store, authority, events, clock, ids, meter, lifetimes=PEOPLE, words=(REGION,))
+    renewal = Renewal(name, store, authority, events, clock, ids, meter, lambda identity: None, lifetimes=PEOPLE)
+    operator_dir = config.data_dir / "operator"
+    first_operator(authority, operator_dir, clock.wall())
+
+    def roots_of(region: str) -> tuple[str, ...]:
+        return authority.roots if region == name else controller.roots_of(region)
+
+    def links() -> str:
+        return process.links
+
+    def enrols() -> str:
+        return process.enrols
+
+    audit = AuditTrail(events, meter)
+    guard = Authorisation(name, clock, meter, audit, roots_of=roots_of)
+    api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
+    federation_pb2_grpc.add_FederationServicer_to_server(FederationService(name, controller, clock), api)
+    operators = FederationOperatorService(  # type: ignore[abstract]  # what a federation has not, it says so
+        name, controller, enrolment, events, audit, links, enrols
+    )
+    operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
+    others = identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots))
+    listen(api, process.link, others)
+    strangers = grpc.aio.server(options=enrol_options())
+    joining = JoiningService(name, controller, enrolment, clock, links, lambda: authority.roots)
+    federation_pb2_grpc.add_JoiningServicer_to_server(joining, strangers)
+    people = EnrolmentService(name, enrolment, renewal, links, enrols)
+    enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
+    listen(strangers, process.enrol, identity.credentials(client_certificates=False))
+    process.gauges = lambda: _gauges(controller)
+
+    def due() -> None:
+        identity.refresh()
         first_operator(authority, operator_dir, clock.wall())
 
-        def roots_of(region: str) -> tuple[str, ...]:
-            return authority.roots if region == name else controller.roots_of(region)
-
-        def address() -> str:
-            return config.links or str(Address(config.advertise, link.port))
-
-        def enrol_address() -> str:
-            return config.enrols or str(Address(config.advertise, enrol.port))
-
-        audit = AuditTrail(events, meter)
-        guard = Authorisation(name, clock, meter, audit, roots_of=roots_of)
-        api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
-        federation_pb2_grpc.add_FederationServicer_to_server(FederationService(name, controller, clock), api)
-        operators = FederationOperatorService(  # type: ignore[abstract]  # what a federation has not, it says so
-            name, controller, enrolment, events, audit, address, enrol_address
-        )
-        operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
-        link = listen(
-            api,
-            config.link,
-            identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots)),
-        )
-        strangers = grpc.aio.server(options=enrol_options())
-        joining = JoiningService(name, controller, enrolment, clock, address, lambda: authority.roots)
-        federation_pb2_grpc.add_JoiningServicer_to_server(joining, strangers)
-        people = EnrolmentService(name, enrolment, renewal, address, enrol_address)
-        enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
-        enrol = listen(strangers, config.enrol, identity.credentials(client_certificates=False))
-        meter.observe(lambda: _gauges(controller))
-        folder = identity.folder
-        scraped = Guard(
-            name, folder / "cert.pem", folder / "key.pem", folder / "ca.pem", clock.wall, lambda serial: None
-        )
-        metrics = serve_metrics(meter, config.metrics, scraped)
-
-        def due() -> None:
-            identity.refresh()
-            first_operator(authority, operator_dir, clock.wall())
-
-        await api.start()
-        await strangers.start()
-        print(
-            json.dumps(
-                {
-                    "event": "ready",
-                    "role": "federation",
-                    "region": name,
-                    "pid": os.getpid(),
-                    "link": str(Address(config.advertise, link.port)),
-                    "enrol": str(Address(config.advertise, enrol.port)),
-                    "metrics": str(metrics),
-                    "ca_sha256": authority.fingerprint,
-                    "operator_dir": str(operator_dir.resolve()),
-                }
-            ),
-            flush=True,
-        )
-        tasks = [
-            asyncio.create_task(controller.run()),
-            asyncio.create_task(back_up(store, config.backup_every_s)),
-            asyncio.create_task(refresh(due)),
-        ]
-        await stopping.wait()
-        log.info("stopping")
-        await asyncio.gather(api.stop(STOP_S), strangers.stop(STOP_S))
+    await api.start()
+    await strangers.start()
+    process.say(identity, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
+    tasks = [
+        asyncio.create_task(controller.run()),
+        asyncio.create_task(back_up(store, config.backup_every_s)),
+        asyncio.create_task(refresh(due)),
+    ]
+    try:
+        await first_of(stopping.wait(), store.outdated.wait())
+    finally:
+        log.info("stopping" if stopping.is_set() else "reads its store again")
+        grace_s = STOP_S if stopping.is_set() else None
+        await asyncio.gather(api.stop(grace_s), strangers.stop(grace_s))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await channels.close()
-        with suppress(ShoalError):
-            await store.backup()
-    finally:
-        await store.close()
+    with suppress(ShoalError):
+        await store.backup()
 
 
 async def _authority(config: Config, store: OpenStore, election: Election, clock: Clock) -> FileAuthority:

@@ -3,8 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +24,7 @@ from shoal.coordinator.blobs.inspect import ChildInspector
 from shoal.coordinator.broker import config as mosquitto
 from shoal.coordinator.broker.control import BrokerControl
 from shoal.coordinator.broker.renewal import BrokerFolder
-from shoal.coordinator.clock import SystemClock, SystemIds
+from shoal.coordinator.clock import SystemClock
 from shoal.coordinator.controllers.enrolment import LIFETIME_S, Enrolment
 from shoal.coordinator.controllers.following import Following
 from shoal.coordinator.controllers.members import Members
@@ -39,34 +37,21 @@ from shoal.coordinator.link.fan import Fan
 from shoal.coordinator.link.grpc import GrpcLinks
 from shoal.coordinator.link.mqtt import MqttLinks
 from shoal.coordinator.main.options import Address, Config, address_of
-from shoal.coordinator.main.serving import (
-    STOP_S,
-    back_up,
-    dialled,
-    listen,
-    open_store,
-    private,
-    refresh,
-    reserved,
-    serve_metrics,
-    serve_models,
-)
+from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
+from shoal.coordinator.main.serving import STOP_S, back_up, dialled, listen, refresh, serve_models
 from shoal.coordinator.main.trading import Trading
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
-from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
-from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.coordinator.telemetry.metrics import Gauges
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Bytes, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
-from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
 from shoal.wire.limits import LINK_BYTES, enrol_options, server_options
-from shoal.wire.scrape import Guard
 
 MODEL_BYTES: Final = Bytes(16 * 2**30)
-RETRY_S: Final = 1.0
 FIRST_LOOK_S: Final = 0.3
 """For an election that is free, before its seat is taken for another's."""
 
@@ -100,89 +85,24 @@ def write_broker(options: argparse.Namespace) -> Path:
     return out.resolve() / "start"
 
 
-class _Process:
-    """What stays while coordinators are elected and replaced: ports, the page of metrics, what was said of them."""
-
-    def __init__(self, config: Config) -> None:
-        self.clock, self.ids, self.meter = SystemClock(), SystemIds(), PrometheusMeter()
-        (self.link, self._link), (self.enrol, self._enrol) = reserved(config.link), reserved(config.enrol)
-        self.region = config.region
-        self.revoked: Callable[[str], Refusal | None] = lambda serial: None
-        self.gauges: Callable[[], Gauges] = dict
-        self._advertise = config.advertise
-        self.links, self.enrols = config.links or self.link_address, config.enrols or self.enrol_address
-        self._metrics_at = config.metrics
-        self._metrics: Address | None = None
-        self.meter.observe(lambda: self.gauges())
-
-    @property
-    def link_address(self) -> str:
-        return str(Address(self._advertise, self.link.port))
-
-    @property
-    def enrol_address(self) -> str:
-        return str(Address(self._advertise, self.enrol.port))
-
-    def say(self, files: PemFiles, **more: object) -> None:
-        """One line for whoever started this process, when it serves for the first time."""
-        if self._metrics is not None:
-            return
-        scraped = Guard(
-            self.region, files.certificate, files.key, files.ca, self.clock.wall, lambda serial: self.revoked(serial)
-        )
-        self._metrics = serve_metrics(self.meter, self._metrics_at, scraped)
-        line = {
-            "event": "ready",
-            "role": "region",
-            "region": self.region,
-            "pid": os.getpid(),
-            "link": self.link_address,
-            "enrol": self.enrol_address,
-            "metrics": str(self._metrics),
-        }
-        print(json.dumps({**line, **more}), flush=True)
-
-
 async def run(config: Config) -> None:
     """Until SIGTERM or SIGINT; leads when it is elected, and follows until then."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    private(config.data_dir)
-    process = _Process(config)
-    store = await open_store(config)
-    while True:
-        try:
-            await _stand(config, process, store, stopping)
-        finally:
-            await store.close()
-        while not stopping.is_set():  # what was remembered no longer counts: all is read again
-            try:
-                store = await open_store(config)
-                break
-            except ShoalError as error:
-                log.error("store not opened", refusal=str(error))
-                await _any(stopping.wait(), asyncio.sleep(RETRY_S))
-        if stopping.is_set():
-            return
+    await serve(config, "region", stand, stop_signals())
 
 
-async def _stand(config: Config, process: _Process, store: OpenStore, stopping: asyncio.Event) -> None:
+async def stand(config: Config, process: Process, store: OpenStore, stopping: asyncio.Event) -> None:
     """One term at most: follows until elected, leads until another one does."""
     election = store.election(json.dumps({"link": process.link_address, "enrol": process.enrol_address}).encode())
     elected = asyncio.ensure_future(election.win())
     try:
-        await _any(elected, stopping.wait(), asyncio.sleep(FIRST_LOOK_S))
-        while not elected.done() and not stopping.is_set():
+        await first_of(elected, stopping.wait(), asyncio.sleep(FIRST_LOOK_S))
+        while not (elected.done() or stopping.is_set() or store.outdated.is_set()):
             try:
                 await _follow(config, process, store, election, elected, stopping)
             except ShoalError as error:
-                if error.code is Code.STORE_CORRUPT:  # it is another one now: opened anew
-                    return
                 log.debug("does not follow yet", refusal=str(error))
-                await _any(elected, stopping.wait(), asyncio.sleep(FIRST_LOOK_S))
-        if not stopping.is_set():
+                await first_of(elected, stopping.wait(), asyncio.sleep(FIRST_LOOK_S))
+        if elected.done() and not stopping.is_set():
             await _lead(config, process, store, election, stopping)
     except StaleRevision:
         log.warning("another one was elected meanwhile")
@@ -196,19 +116,8 @@ async def _stand(config: Config, process: _Process, store: OpenStore, stopping: 
         await election.resign()
 
 
-async def _any(*waits: Awaitable[object]) -> None:
-    """Until the first is done; the others are left, or cancelled where they are only waited for here."""
-    tasks = [asyncio.ensure_future(each) for each in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task, each in zip(tasks, waits, strict=True):
-            if task is not each:
-                task.cancel()
-
-
 async def _lead(
-    config: Config, process: _Process, store: OpenStore, election: Election, stopping: asyncio.Event
+    config: Config, process: Process, store: OpenStore, election: Election, stopping: asyncio.Event
 ) -> None:
     """Raises StaleRevision when another one was elected before this one could begin its term."""
     clock, ids, meter = process.clock, process.ids, process.meter
@@ -335,7 +244,7 @@ async def _lead(
         tasks.append(asyncio.create_task(broker.run()))
     if mqtt_links is not None:
         tasks.append(asyncio.create_task(mqtt_links.run()))
-    await _any(stopping.wait(), region.deposed.wait(), election.lost())
+    await first_of(stopping.wait(), region.deposed.wait(), election.lost(), store.outdated.wait())
     log.info("stopping" if stopping.is_set() else "leads no more")
     region.stop()
     # Who was replaced lets go of everybody at once: they are expected elsewhere.
@@ -351,7 +260,7 @@ async def _lead(
 
 async def _follow(
     config: Config,
-    process: _Process,
+    process: Process,
     store: OpenStore,
     election: Election,
     elected: asyncio.Future[None],
@@ -402,7 +311,7 @@ async def _follow(
     process.say(identity, ca_sha256=authority.fingerprint, operator_dir=str((config.data_dir / "operator").resolve()))
     watching = asyncio.create_task(following.run(members.start))
     try:
-        await _any(elected, stopping.wait(), asyncio.shield(watching))
+        await first_of(elected, stopping.wait(), watching, store.outdated.wait())
     finally:
         watching.cancel()
         await asyncio.gather(api.stop(None), enrol_server.stop(None), watching, return_exceptions=True)

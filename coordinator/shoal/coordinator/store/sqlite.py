@@ -60,12 +60,14 @@ class _Commit:
 
 
 class SqliteStore:
-    """ports.Store. recovery: None, or why a copy had to be restored when this store was opened."""
+    """ports.OpenStore. recovery: None, or why a copy had to be restored when this store was opened. outdated: never;
+    nobody else writes, and every write is answered."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection, thread: ThreadPoolExecutor, *,
                  recovery: Refusal | None, reserve_bytes: int, changes_kept: int) -> None:  # fmt: skip
         self.directory = directory
         self.recovery = recovery
+        self.outdated = asyncio.Event()
         self._connection = connection
         self._thread = thread
         self._reserve_bytes = reserve_bytes

@@ -13,7 +13,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from shoal.coordinator.store.etcd.members import NEEDS_LEADER, TRY_S, Member, Members
+from shoal.coordinator.store.etcd.members import NEEDS_LEADER, TRY_S, Member, Members, is_at
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import ShoalError
 
@@ -44,17 +44,11 @@ class EtcdElection:
 
     async def lost(self) -> None:
         """While etcd does not answer nobody can be elected, so whoever leads stays: it cannot write either."""
-        outdated = asyncio.ensure_future(self._members.outdated.wait())
-        try:
-            while True:
-                await asyncio.wait({outdated}, timeout=RENEW_S)
-                if outdated.done():
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(ShoalError):
+                if not await self._renew():
                     return
-                with contextlib.suppress(ShoalError):
-                    if not await self._renew():
-                        return
-        finally:
-            outdated.cancel()
 
     async def leader(self) -> bytes | None:
         held = await self._held()
@@ -119,26 +113,11 @@ class EtcdElection:
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, said, None)
 
     async def _held(self) -> etcd_pb2.KeyValue | None:
-        found = await self._members.call(
-            lambda member, limit_s: member.kv.Range(
-                etcd_pb2.RangeRequest(key=self._key), timeout=limit_s, metadata=NEEDS_LEADER
-            )
-        )
+        found = await self._members.range(etcd_pb2.RangeRequest(key=self._key))
         return found.kvs[0] if found.kvs else None
 
     async def _transact(self, revision: int, operation: etcd_pb2.RequestOp) -> None:
-        request = etcd_pb2.TxnRequest(
-            compare=[
-                etcd_pb2.Compare(
-                    result=etcd_pb2.Compare.EQUAL,
-                    target=etcd_pb2.Compare.MOD,
-                    key=self._key,
-                    mod_revision=revision,
-                )
-            ],
-            success=[operation],
-        )
-        await self._members.call(lambda member, limit_s: member.kv.Txn(request, timeout=limit_s, metadata=NEEDS_LEADER))
+        await self._members.txn(etcd_pb2.TxnRequest(compare=[is_at(self._key, revision)], success=[operation]))
 
 
 def _delete(key: bytes) -> etcd_pb2.RequestOp:

@@ -116,6 +116,17 @@ class Members:
                 self._check(answer.header, seen if exact else 0)
                 return answer
 
+    async def range(self, request: etcd_pb2.RangeRequest, *, patience_s: float = PATIENCE_S) -> etcd_pb2.RangeResponse:
+        """Raises as `call` does."""
+        return await self.call(
+            lambda member, limit_s: member.kv.Range(request, timeout=limit_s, metadata=NEEDS_LEADER),
+            patience_s=patience_s,
+        )
+
+    async def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
+        """Raises as `call` does."""
+        return await self.call(lambda member, limit_s: member.kv.Txn(request, timeout=limit_s, metadata=NEEDS_LEADER))
+
     def _check(self, header: etcd_pb2.ResponseHeader, at_least: int) -> None:
         if self.cluster not in (0, header.cluster_id) or header.revision < at_least:
             self.outdated.set()
@@ -134,6 +145,11 @@ class Members:
             "more than half of its members, running and reachable",
             "see `etcdctl endpoint status`; it is tried again, and works by itself once they are back",
         )
+
+
+def is_at(key: bytes, revision: int) -> etcd_pb2.Compare:
+    """A transaction's condition; 0: the key is not there."""
+    return etcd_pb2.Compare(result=etcd_pb2.Compare.EQUAL, target=etcd_pb2.Compare.MOD, key=key, mod_revision=revision)
 
 
 _CALLERS: Final = frozenset(

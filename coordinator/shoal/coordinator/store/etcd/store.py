@@ -26,7 +26,7 @@ import grpc.aio
 
 from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, StoreOptions, Transaction
 from shoal.coordinator.store.etcd.election import EtcdElection
-from shoal.coordinator.store.etcd.members import NEEDS_LEADER, Doubtful, Members, Replaced, went_back
+from shoal.coordinator.store.etcd.members import NEEDS_LEADER, Doubtful, Members, Replaced, is_at, went_back
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
@@ -128,7 +128,7 @@ class EtcdStore:
 
     async def read(self, key: str) -> Record | None:
         self._check_open()
-        found = await self._range(etcd_pb2.RangeRequest(key=self._data + key.encode()))
+        found = await self.members.range(etcd_pb2.RangeRequest(key=self._data + key.encode()))
         return self._record(found.kvs[0]) if found.kvs else None
 
     async def scan(self, prefix: str, *, after: str = "", limit: int = 0) -> tuple[Record, ...]:
@@ -209,11 +209,8 @@ class EtcdStore:
     async def _begin(self) -> None:
         """The guards as they are; whether etcd is the one that it was. Raises ShoalError(STORE_UNAVAILABLE)."""
         guards = f"{self.root}/guard/{self.client}/".encode()
-        found = await self.members.call(
-            lambda member, limit_s: member.kv.Range(
-                etcd_pb2.RangeRequest(key=guards, range_end=_end_of(guards)), timeout=limit_s, metadata=NEEDS_LEADER
-            ),
-            patience_s=FIRST_S,
+        found = await self.members.range(
+            etcd_pb2.RangeRequest(key=guards, range_end=_end_of(guards)), patience_s=FIRST_S
         )
         seen = {kv.key: kv.mod_revision for kv in found.kvs}
         for lane in self._free:
@@ -228,13 +225,8 @@ class EtcdStore:
         unfinished.write_text(f"{self.members.newest}\n")
         unfinished.rename(self._directory / "newest")
 
-    async def _range(self, request: etcd_pb2.RangeRequest) -> etcd_pb2.RangeResponse:
-        return await self.members.call(
-            lambda member, limit_s: member.kv.Range(request, timeout=limit_s, metadata=NEEDS_LEADER)
-        )
-
     async def _newest(self) -> int:
-        found = await self._range(etcd_pb2.RangeRequest(key=self._data))
+        found = await self.members.range(etcd_pb2.RangeRequest(key=self._data))
         return found.header.revision
 
     async def _pages(self, start: bytes, end: bytes, limit: int) -> tuple[Record, ...]:
@@ -242,7 +234,9 @@ class EtcdStore:
         revision = 0
         while True:
             size = min(PAGE, limit - len(records)) if limit else PAGE
-            page = await self._range(etcd_pb2.RangeRequest(key=start, range_end=end, limit=size, revision=revision))
+            page = await self.members.range(
+                etcd_pb2.RangeRequest(key=start, range_end=end, limit=size, revision=revision)
+            )
             records += map(self._record, page.kvs)
             if not page.more or len(records) == limit:
                 return tuple(records)
@@ -275,7 +269,7 @@ class EtcdStore:
         token = secrets.token_bytes(8)
         while True:
             request = etcd_pb2.TxnRequest(
-                compare=[_is_at(lane.guard, lane.revision), *compares],
+                compare=[is_at(lane.guard, lane.revision), *compares],
                 success=[_put(lane.guard, token), *writes],
                 failure=[_look(lane.guard)],
             )
@@ -295,7 +289,7 @@ class EtcdStore:
     async def _txn(self, lane: _Lane, token: bytes, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
         lane.token = token
         try:
-            answer = await self._ask(request)
+            answer = await self.members.txn(request)
         except Doubtful as doubt:
             refusal = doubt.refusal
             raise refuse(
@@ -316,11 +310,11 @@ class EtcdStore:
             lane = self._doubted[-1]
             # Once the guard is another one, what is still on its way can happen no more.
             request = etcd_pb2.TxnRequest(
-                compare=[_is_at(lane.guard, lane.revision)],
+                compare=[is_at(lane.guard, lane.revision)],
                 success=[_put(lane.guard, secrets.token_bytes(8))],
                 failure=[_look(lane.guard)],
             )
-            answer = await self._ask(request)
+            answer = await self.members.txn(request)
             if answer.succeeded:
                 lane.revision = answer.header.revision
             else:
@@ -334,18 +328,13 @@ class EtcdStore:
     async def _delete(self, transaction: Transaction) -> int:
         """Without a guard, which is a write, and a full etcd takes none: to delete what is gone is to delete it."""
         request = etcd_pb2.TxnRequest(compare=self._compares(transaction), success=self._writes(transaction))
-        answer = await self._ask(request)
+        answer = await self.members.txn(request)
         if answer.succeeded:
             return answer.header.revision
         raise StaleRevision
 
-    async def _ask(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
-        return await self.members.call(
-            lambda member, limit_s: member.kv.Txn(request, timeout=limit_s, metadata=NEEDS_LEADER)
-        )
-
     def _compares(self, transaction: Transaction) -> list[etcd_pb2.Compare]:
-        return [_is_at(self._data + key.encode(), revision) for key, revision in transaction.expect.items()]
+        return [is_at(self._data + key.encode(), revision) for key, revision in transaction.expect.items()]
 
     def _writes(self, transaction: Transaction) -> list[etcd_pb2.RequestOp]:
         deletes = dict.fromkeys(key for key in transaction.deletes if key not in transaction.puts)
@@ -368,11 +357,6 @@ class EtcdStore:
     def _check_open(self) -> None:
         if self._closed:
             raise refuse(Code.STORE_UNAVAILABLE, "the store is closed", "an open store", "start the coordinator")
-
-
-def _is_at(key: bytes, revision: int) -> etcd_pb2.Compare:
-    """0: it is not there."""
-    return etcd_pb2.Compare(result=etcd_pb2.Compare.EQUAL, target=etcd_pb2.Compare.MOD, key=key, mod_revision=revision)
 
 
 def _end_of(prefix: bytes) -> bytes:

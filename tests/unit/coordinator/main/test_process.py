@@ -1,0 +1,66 @@
+"""A coordinator of either role whose store says that what was read by it no longer counts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harness.coordinator import REGION
+from harness.ports import free_ports
+from harness.wait import until
+from shoal.client import Context, Region
+from shoal.coordinator.main import federation, process, region
+from shoal.coordinator.main.options import Config, config_of, parser_of
+from shoal.coordinator.ports import OpenStore
+from shoal.coordinator.store.sqlite import SqliteStore
+from shoal.types.codes import Code, ShoalError, refuse
+
+
+class Stores:
+    """Opens one after the other; `refusals` of them not at first."""
+
+    def __init__(self) -> None:
+        self.opened: list[SqliteStore] = []
+        self.refusals = 0
+
+    async def open(self, config: Config) -> OpenStore:
+        if self.opened and self.refusals:
+            self.refusals -= 1
+            raise refuse(Code.STORE_UNAVAILABLE, "nobody answers", "a store", "wait")
+        self.opened.append(await SqliteStore.open(config.data_dir / "store"))
+        return self.opened[-1]
+
+
+@pytest.mark.parametrize(("role", "stand"), [("region", region.stand), ("federation", federation.stand)])
+async def test_a_store_that_is_outdated_is_opened_anew_and_writes_go_on_at_the_same_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, stand: process.Stand
+) -> None:
+    stores, stopping = Stores(), asyncio.Event()
+    monkeypatch.setattr(process, "open_store", stores.open)
+    monkeypatch.setattr(process, "RETRY_S", 0.02)
+    link, enrol, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
+    flags = ["--link", link, "--enrol", enrol, "--metrics", metrics, "--data-dir", str(tmp_path / "data")]
+    config = config_of(parser_of({}).parse_args(["run", "--role", role, "--region", REGION, *flags]))
+
+    operator = Context("tests", REGION, link, str(config.data_dir / "operator"))
+
+    def token() -> str:
+        with Region(operator) as api:
+            return api.create_token("operator", valid_s=60.0).id
+
+    async def created() -> str:
+        return await asyncio.to_thread(token)
+
+    serving = asyncio.create_task(process.serve(config, role, stand, stopping))
+    try:
+        await until(created, 20.0, "it takes a write")
+        stores.refusals = 2
+        stores.opened[0].outdated.set()
+        await until(lambda: len(stores.opened) == 2, 10.0, "another store is opened")
+        again = await until(created, 20.0, "it takes writes again")
+        with pytest.raises(ShoalError):
+            await stores.opened[0].read("anything")
+        assert any(again in record.key for record in await stores.opened[1].scan("tokens/"))
+    finally:
+        stopping.set()
+        await serving
