@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.types.assignment import Assignment, DesiredSet, Measured, Version
+from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
+from shoal.types.migration import Against, InputsFrom, Metric, Tolerance, Verdict, Verification
 from shoal.types.route import Route
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall, Watts
 from shoal.types.workload import PartitionRule, WorkloadKey
@@ -33,6 +35,26 @@ def assignment(name: str = "a-1", **changes: Any) -> Assignment:
         partition=PartitionRule(),
     )
     return replace(base, **changes)
+
+
+def verification(migration: str = "m-1", **changes: Any) -> Verification:
+    base = Verification(
+        migration=migration,
+        against=Against.SOURCE,
+        inputs=InputsFrom.GENERATED,
+        samples=8,
+        tolerances=(Tolerance("", Metric.MAX_REL, 1e-3), Tolerance("", Metric.COSINE, 0.9999)),
+        within_s=Seconds(30.0),
+        source="a-0",
+        source_node="edge-0",
+        source_address="127.0.0.1:1",
+    )
+    return replace(base, **changes)
+
+
+def verdict(migration: str = "m-1", *, passed: bool = True) -> Verdict:
+    code, reason = (None, "") if passed else (Code.VERIFY_FAILED, "y: max_rel 0.5, at most 0.001")
+    return Verdict(migration, passed, code, reason, Against.SOURCE, InputsFrom.GENERATED, 8)
 
 
 def measured() -> Measured:

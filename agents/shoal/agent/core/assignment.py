@@ -1,4 +1,5 @@
-"""One assignment on one node: fetching -> loading -> warming -> ready -> draining -> gone, and failed(code, retry_at).
+"""One assignment on one node: fetching -> loading -> warming -> (verifying ->) ready -> draining -> gone, and
+failed(code, retry_at).
 
 `step` is the whole behaviour. The supervisor feeds it what happened and carries out what it asks; every transitional
 state has a deadline, and each state asks for its own wake-up when it is entered.
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
+from shoal.types.migration import Verdict, Verification
 from shoal.types.profile import TensorSpec
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -27,6 +29,9 @@ class Limits:
     """A draining replica stays at least this long: peers may hold the routes of a moment ago."""
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
+    ask_base_s: float = 0.25
+    ask_cap_s: float = 2.0
+    """Between attempts to verify, while its time lasts."""
     poison_after: int = 3
     settled_s: float = 600.0
     """Ready for so long: earlier crashes and failures no longer count."""
@@ -34,11 +39,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What outlives the phases. attempts: failures in a row; crashes: of its own fault; restarts: all reloads."""
+    """What outlives the phases. attempts: failures in a row; crashes: of its own fault; restarts: all reloads. verdict:
+    of its verification, which counts for every worker that loads the same here."""
 
     attempts: int = 0
     crashes: int = 0
     restarts: int = 0
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,22 @@ class Warming:
     record: Record
     since: Elapsed
     until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """Warm; takes no request before it has passed `verification`. tries: that came to no verdict, the last for `why`;
+    again_at: when the next one begins, None while one is under way."""
+
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    until: Elapsed
+    service: Service
+    verification: Verification
+    tries: int = 0
+    why: Refusal | None = None
+    again_at: Elapsed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +137,24 @@ class Poisoned:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """It did not pass its verification: only another one, or none, has it tried again here."""
+
+    asked: Assignment
+    record: Record
+    since: Elapsed
+    refusal: Refusal
+    verification: Verification
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     asked: Assignment
     record: Record
     since: Elapsed
 
 
-State = Fetching | Loading | Warming | Ready | Draining | Failed | Poisoned | Gone
+State = Fetching | Loading | Warming | Verifying | Ready | Draining | Failed | Poisoned | Rejected | Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +182,20 @@ class Warmup:
 @dataclass(frozen=True, slots=True)
 class Warmed:
     service: Service
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verification is over, passed or not."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """This attempt to verify came to no verdict: whoever is to be asked does not answer, or not yet."""
+
+    refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +228,7 @@ class Tick:
     pass
 
 
-Event = Fetched | FetchFailed | LoadFailed | Warmup | Warmed | Exited | Drain | Resume | Idle | Tick
+Event = Fetched | FetchFailed | LoadFailed | Warmup | Warmed | Judged | Unjudged | Exited | Drain | Resume | Idle | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +254,18 @@ class StopWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Verify:
+    """Instead of what is under way, if anything; answer Judged or Unjudged."""
+
+    verification: Verification
+
+
+@dataclass(frozen=True, slots=True)
+class StopVerify:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitIdle:
     """Say Idle whenever nothing is in flight to it, until it is gone."""
 
@@ -222,7 +282,7 @@ class WakeAt:
     at: Elapsed
 
 
-Effect = Fetch | StopFetch | StartWorker | StopWorker | AwaitIdle | DiscardBytes | WakeAt
+Effect = Fetch | StopFetch | StartWorker | StopWorker | Verify | StopVerify | AwaitIdle | DiscardBytes | WakeAt
 Step = tuple[State, tuple[Effect, ...]]
 
 
@@ -232,12 +292,16 @@ def begin(asked: Assignment, now: Elapsed, limits: Limits, record: Record | None
     return Fetching(asked, record or Record(), now, until), (Fetch(), WakeAt(until))
 
 
-def adopt(asked: Assignment, service: Service | None, now: Elapsed, limits: Limits) -> Step:
-    """A worker of an earlier supervisor holds it: ready as it is, or still loading."""
+def adopt(
+    asked: Assignment, service: Service | None, now: Elapsed, limits: Limits, verdict: Verdict | None = None
+) -> Step:
+    """A worker of an earlier supervisor holds it: ready as it is, to be verified, or still loading. verdict: what it
+    was judged before."""
+    record = Record(verdict=verdict)
     if service is not None:
-        return Ready(asked, Record(), now, service), ()
+        return _warm(asked, record, service, now)
     until = _load_until(asked, now, limits)
-    return Loading(asked, Record(), now, until), (WakeAt(until),)
+    return Loading(asked, record, now, until), (WakeAt(until),)
 
 
 def step(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
@@ -255,11 +319,26 @@ def _expire(state: State, now: Elapsed, limits: Limits) -> Step:
             return _fail(state, Refusal(Code.LOAD_TIMEOUT, "not loaded in time"), now, limits, StopWorker())
         case Warming() if now >= state.until:
             return _fail(state, Refusal(Code.WARMUP_FAILED, "not warm in time"), now, limits, StopWorker())
+        case Verifying() if now >= state.until:
+            return _impossible(state, now)
+        case Verifying(again_at=again_at) if again_at is not None and now >= again_at:
+            return replace(state, again_at=None), (Verify(state.verification), WakeAt(state.until))
         case Draining() if now >= state.until:
             return Gone(state.asked, state.record, now), (StopWorker(),)
         case Failed() if now >= state.retry_at:
             return begin(state.asked, now, limits, replace(state.record, restarts=state.record.restarts + 1))
-        case Fetching() | Loading() | Warming() | Ready() | Draining() | Failed() | Poisoned() | Gone():
+        case (
+            Fetching()
+            | Loading()
+            | Warming()
+            | Verifying()
+            | Ready()
+            | Draining()
+            | Failed()
+            | Poisoned()
+            | Rejected()
+            | Gone()
+        ):
             return state, ()
 
 
@@ -276,7 +355,7 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return Gone(state.asked, state.record, now), (StopFetch(),)
                 case Resume(asked):
                     return replace(state, asked=asked), ()
-                case LoadFailed() | Warmup() | Warmed() | Exited() | Idle() | Tick():
+                case LoadFailed() | Warmup() | Warmed() | Judged() | Unjudged() | Exited() | Idle() | Tick():
                     return state, ()
         case Loading() | Warming():
             match event:
@@ -284,7 +363,7 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     until = Elapsed(now + limits.warm_s)
                     return Warming(state.asked, state.record, now, until), (WakeAt(until),)
                 case Warmed(service):
-                    return Ready(state.asked, state.record, now, service), ()
+                    return _warm(state.asked, state.record, service, now)
                 case LoadFailed(refusal) if refusal.code is Code.MODEL_DIGEST:
                     return _fail(state, refusal, now, limits, StopWorker(), DiscardBytes())
                 case LoadFailed(refusal):
@@ -295,19 +374,60 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return Gone(state.asked, state.record, now), (StopWorker(),)
                 case Resume(asked):
                     return replace(state, asked=asked), ()
-                case Fetched() | FetchFailed() | Idle() | Tick():
+                case Fetched() | FetchFailed() | Judged() | Unjudged() | Idle() | Tick():
+                    return state, ()
+        case Verifying():
+            match event:
+                case Judged(verdict) if verdict.migration == state.verification.migration:
+                    return _judge(state, verdict, now)
+                case Unjudged(refusal) if state.again_at is None:
+                    wait = delay(state.asked.id, state.tries, base_s=limits.ask_base_s, cap_s=limits.ask_cap_s)
+                    again_at = Elapsed(now + wait)
+                    state = replace(state, tries=state.tries + 1, why=refusal, again_at=again_at)
+                    return state, (WakeAt(Elapsed(min(again_at, state.until))),)
+                case Exited():
+                    after, effects = _exit(state, event, now, limits)
+                    return after, (StopVerify(), *effects)
+                case Drain():
+                    return Gone(state.asked, state.record, now), (StopVerify(), StopWorker())
+                case Resume(asked) if asked.verification == state.verification:
+                    return replace(state, asked=asked), ()
+                case Resume(asked):
+                    after, effects = _warm(asked, state.record, state.service, now)
+                    return after, (StopVerify(), *effects)
+                case (
+                    Judged()
+                    | Unjudged()
+                    | Fetched()
+                    | FetchFailed()
+                    | LoadFailed()
+                    | Warmup()
+                    | Warmed()
+                    | Idle()
+                    | Tick()
+                ):
                     return state, ()
         case Ready():
             match event:
                 case Exited():
                     if now - state.since >= limits.settled_s:
-                        state = replace(state, record=Record(restarts=state.record.restarts))
+                        state = replace(state, record=replace(state.record, attempts=0, crashes=0))
                     return _exit(state, event, now, limits)
                 case Drain():
                     return _drain(state, now, limits)
                 case Resume(asked):
                     return replace(state, asked=asked), ()
-                case Fetched() | FetchFailed() | LoadFailed() | Warmup() | Warmed() | Idle() | Tick():
+                case (
+                    Fetched()
+                    | FetchFailed()
+                    | LoadFailed()
+                    | Warmup()
+                    | Warmed()
+                    | Judged()
+                    | Unjudged()
+                    | Idle()
+                    | Tick()
+                ):
                     return state, ()
         case Draining():
             match event:
@@ -317,15 +437,39 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return Gone(state.asked, state.record, now), ()
                 case Resume(asked):
                     return Ready(asked, state.record, now, state.service), ()
-                case Fetched() | FetchFailed() | LoadFailed() | Warmup() | Warmed() | Drain() | Idle() | Tick():
+                case (
+                    Fetched()
+                    | FetchFailed()
+                    | LoadFailed()
+                    | Warmup()
+                    | Warmed()
+                    | Judged()
+                    | Unjudged()
+                    | Drain()
+                    | Idle()
+                    | Tick()
+                ):
                     return state, ()
-        case Failed() | Poisoned():
+        case Failed() | Poisoned() | Rejected():
             match event:
                 case Drain():
                     return Gone(state.asked, state.record, now), ()
+                case Resume(asked) if isinstance(state, Rejected) and asked.verification != state.verification:
+                    return begin(asked, now, limits)
                 case Resume(asked):
                     return replace(state, asked=asked), ()
-                case Fetched() | FetchFailed() | LoadFailed() | Warmup() | Warmed() | Exited() | Idle() | Tick():
+                case (
+                    Fetched()
+                    | FetchFailed()
+                    | LoadFailed()
+                    | Warmup()
+                    | Warmed()
+                    | Judged()
+                    | Unjudged()
+                    | Exited()
+                    | Idle()
+                    | Tick()
+                ):
                     return state, ()
         case Gone():
             match event:
@@ -337,6 +481,8 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     | LoadFailed()
                     | Warmup()
                     | Warmed()
+                    | Judged()
+                    | Unjudged()
                     | Exited()
                     | Drain()
                     | Idle()
@@ -349,6 +495,35 @@ def _load_until(asked: Assignment, now: Elapsed, limits: Limits) -> Elapsed:
     return Elapsed(now + limits.load_s + asked.model_bytes / limits.load_bytes)
 
 
+def _warm(asked: Assignment, record: Record, service: Service, now: Elapsed) -> Step:
+    """Ready, unless it has yet to pass a verification."""
+    verification = asked.verification
+    passed = record.verdict is not None and record.verdict.passed and record.verdict.migration
+    if verification is None or verification.migration == passed:
+        return Ready(asked, record, now, service), ()
+    within_s = verification.within_s if verification.within_s > 0 else 0.0  # NaN is no deadline
+    until = Elapsed(now + within_s)
+    return Verifying(asked, record, now, until, service, verification), (Verify(verification), WakeAt(until))
+
+
+def _judge(state: Verifying, verdict: Verdict, now: Elapsed) -> Step:
+    record = replace(state.record, verdict=verdict)
+    if verdict.passed:
+        return Ready(state.asked, record, now, state.service), ()
+    code = verdict.code or Code.VERIFY_FAILED
+    refusal = Refusal(code, verdict.reason, "the answers of what it takes over from", "see the verdict; move elsewhere")
+    return Rejected(state.asked, record, now, refusal, state.verification), (StopWorker(),)
+
+
+def _impossible(state: Verifying, now: Elapsed) -> Step:
+    """Its time is over without a verdict."""
+    asked = state.verification
+    why = f"not verified within {asked.within_s:g}s: {state.why or 'no answer yet'}"
+    verdict = Verdict(asked.migration, False, Code.VERIFY_IMPOSSIBLE, why, asked.against, asked.inputs, 0)
+    after, effects = _judge(state, verdict, now)
+    return after, (StopVerify(), *effects)
+
+
 def _fail(state: State, refusal: Refusal, now: Elapsed, limits: Limits, *first: Effect) -> Step:
     """Back-off doubles with each failure in a row."""
     record = replace(state.record, attempts=state.record.attempts + 1)
@@ -357,7 +532,7 @@ def _fail(state: State, refusal: Refusal, now: Elapsed, limits: Limits, *first: 
     return Failed(state.asked, record, now, refusal, retry_at), (*first, WakeAt(retry_at))
 
 
-def _exit(state: Loading | Warming | Ready, event: Exited, now: Elapsed, limits: Limits) -> Step:
+def _exit(state: Loading | Warming | Verifying | Ready, event: Exited, now: Elapsed, limits: Limits) -> Step:
     if event.refusal.code is Code.OUT_OF_MEMORY:
         return _fail(state, event.refusal, now, limits)
     if not event.own_fault:
@@ -387,11 +562,13 @@ def phase(state: State) -> Phase:
             return Phase.LOADING
         case Warming():
             return Phase.WARMING
+        case Verifying():
+            return Phase.VERIFYING
         case Ready():
             return Phase.READY
         case Draining():
             return Phase.DRAINING
-        case Failed() | Poisoned():
+        case Failed() | Poisoned() | Rejected():
             return Phase.FAILED
         case Gone():
             return Phase.GONE
@@ -421,6 +598,7 @@ def observe(state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tu
         served=served,
         inputs=service.inputs if service else (),
         outputs=service.outputs if service else (),
+        verdict=state.record.verdict,
     )
 
 
@@ -435,13 +613,16 @@ def _why(state: State) -> _Why:
             return Code.WAITING_FOR_LOAD, "loading the model", None, state.until, None
         case Warming():
             return Code.WAITING_FOR_WARMUP, "warming up", None, state.until, None
+        case Verifying():
+            why = "comparing its answers" if state.why is None else f"to be compared: {state.why}"
+            return Code.WAITING_FOR_VERIFY, why, state.again_at, state.until, state.service
         case Ready():
             return None, "", None, None, state.service
         case Draining():
             return Code.WAITING_FOR_DRAIN, "finishing what is in flight", None, state.until, state.service
         case Failed():
             return state.refusal.code, str(state.refusal), state.retry_at, None, None
-        case Poisoned():
+        case Poisoned() | Rejected():
             return state.refusal.code, str(state.refusal), None, None, None
         case Gone():
             return None, "", None, None, None

@@ -160,7 +160,7 @@ class Replicas:
         if isinstance(state, machine.Gone):
             self._unsettled()
         self._log("phase", assignment=replica.name, workload=str(state.asked.workload), phase=machine.phase(state))
-        if isinstance(state, machine.Failed | machine.Poisoned):
+        if isinstance(state, machine.Failed | machine.Poisoned | machine.Rejected):
             self._tell(state.refusal.code, replica.name, str(state.refusal))
 
     def _wake(self, replica: _Replica, at: Elapsed) -> None:

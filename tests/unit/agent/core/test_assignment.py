@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.samples import assignment, at, measured
+from harness.samples import assignment, at, measured, verdict, verification
 from shoal.agent.core.assignment import (
     AwaitIdle,
     DiscardBytes,
@@ -21,19 +21,25 @@ from shoal.agent.core.assignment import (
     Fetching,
     Gone,
     Idle,
+    Judged,
     Limits,
     LoadFailed,
     Loading,
     Poisoned,
     Ready,
     Record,
+    Rejected,
     Resume,
     Service,
     StartWorker,
     State,
     StopFetch,
+    StopVerify,
     StopWorker,
     Tick,
+    Unjudged,
+    Verify,
+    Verifying,
     WakeAt,
     Warmed,
     Warming,
@@ -44,7 +50,7 @@ from shoal.agent.core.assignment import (
     phase,
     step,
 )
-from shoal.types.assignment import Phase
+from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Elapsed, Seconds
 
@@ -63,7 +69,15 @@ DRAINING = Draining(ASKED, Record(), at(4), SERVICE, at(4.5), at(34))
 FAILED = Failed(ASKED, Record(attempts=1), at(5), NOT_FOUND, at(50))
 POISONED = Poisoned(ASKED, Record(crashes=3), at(5), Refusal(Code.POISONED))
 GONE = Gone(ASKED, Record(), at(6))
-STATES: tuple[State, ...] = (FETCHING, LOADING, WARMING, READY, DRAINING, FAILED, POISONED, GONE)
+VERIFICATION = verification()
+MOVING = assignment(verification=VERIFICATION)
+PASSED, DIFFERS = verdict(), verdict(passed=False)
+SILENT = Refusal(Code.REPLICA_UNREACHABLE, "no connection")
+VERIFYING = Verifying(MOVING, Record(), at(3), at(33), SERVICE, VERIFICATION)
+REJECTED = Rejected(MOVING, Record(verdict=DIFFERS), at(5), Refusal(Code.VERIFY_FAILED, "differs"), VERIFICATION)
+STATES: tuple[State, ...] = (
+    FETCHING, LOADING, WARMING, VERIFYING, READY, DRAINING, FAILED, POISONED, REJECTED, GONE,
+)  # fmt: skip
 
 
 def test_the_whole_way_up_and_down() -> None:
@@ -220,7 +234,118 @@ def test_adopted_as_it_is() -> None:
     assert effects == (WakeAt(state.until),), "nothing is started: the worker is already at it"
 
 
+def test_a_replica_that_takes_over_is_ready_once_it_has_passed() -> None:
+    warming = replace(WARMING, asked=MOVING)
+    state, effects = step(warming, Warmed(SERVICE), at(3), LIMITS)
+    assert (state, effects) == (VERIFYING, (Verify(VERIFICATION), WakeAt(at(33))))
+    observed = observe(state, epoch_wall=Seconds(0.0))
+    assert (observed.phase, observed.code) == (Phase.VERIFYING, Code.WAITING_FOR_VERIFY)
+    assert observed.gives_up_at == VERIFYING.until
+    state, effects = step(state, Judged(PASSED), at(4), LIMITS)
+    assert (state, effects) == (Ready(MOVING, Record(verdict=PASSED), at(4), SERVICE), ())
+    assert observe(state, epoch_wall=Seconds(0.0)).verdict == PASSED
+
+
+def test_without_a_verification_nothing_is_verified() -> None:
+    for state in (LOADING, WARMING):
+        assert step(state, Warmed(SERVICE), at(3), LIMITS) == (Ready(ASKED, Record(), at(3), SERVICE), ())
+
+
+def test_what_differs_is_refused_for_good_and_another_verification_begins_anew() -> None:
+    state, effects = step(VERIFYING, Judged(DIFFERS), at(4), LIMITS)
+    assert isinstance(state, Rejected)
+    assert effects == (StopWorker(),)
+    observed = observe(state, epoch_wall=Seconds(0.0))
+    assert (observed.phase, observed.code, observed.verdict) == (Phase.FAILED, Code.VERIFY_FAILED, DIFFERS)
+    assert observed.retry_at is None
+    assert step(state, Tick(), at(1e6), LIMITS) == (state, ()), "nothing is tried again by itself"
+    assert step(state, Resume(replace(MOVING, revision=2)), at(5), LIMITS)[1] == (), "the same verification"
+    for other in (None, verification("m-2")):
+        again, effects = step(state, Resume(replace(MOVING, verification=other)), at(5), LIMITS)
+        assert isinstance(again, Fetching)
+        assert again.record == Record(), "what was is not held against it"
+        assert effects[0] == Fetch()
+
+
+def test_what_cannot_be_compared_yet_is_tried_again_until_its_time_is_over() -> None:
+    state: State = VERIFYING
+    effects: tuple[object, ...] = ()
+    now, tries = at(3), 0
+    while isinstance(state, Verifying):
+        state, effects = step(state, Unjudged(SILENT), now, LIMITS)
+        assert isinstance(state, Verifying)
+        assert state.again_at is not None
+        assert effects == (WakeAt(min(state.again_at, VERIFYING.until)),)
+        assert step(state, Unjudged(SILENT), now, LIMITS) == (state, ()), "none is under way"
+        now = at(min(state.again_at, VERIFYING.until))
+        state, effects = step(state, Tick(), now, LIMITS)
+        tries += effects[:1] == (Verify(VERIFICATION),)
+    assert tries > 5
+    assert isinstance(state, Rejected)
+    assert effects == (StopVerify(), StopWorker())
+    assert state.refusal.code is Code.VERIFY_IMPOSSIBLE
+    assert state.record.verdict is not None
+    assert not state.record.verdict.passed
+    assert "no connection" in state.record.verdict.reason
+
+
+@pytest.mark.parametrize("within_s", [0.0, -1.0, float("nan")])
+def test_a_verification_without_time_ends_at_once(within_s: float) -> None:
+    asked = assignment(verification=verification(within_s=Seconds(within_s)))
+    state, _ = step(replace(WARMING, asked=asked), Warmed(SERVICE), at(3), LIMITS)
+    state, _ = step(state, Tick(), at(3), LIMITS)
+    assert isinstance(state, Rejected)
+
+
+def test_a_passed_verdict_outlives_its_worker_and_its_supervisor() -> None:
+    state, _ = step(VERIFYING, Judged(PASSED), at(4), LIMITS)
+    state, _ = step(state, KILL, at(5), LIMITS)
+    state, _ = step(state, Fetched("x"), at(6), LIMITS)
+    state, effects = step(state, Warmed(SERVICE), at(7), LIMITS)
+    assert (type(state), effects) == (Ready, ()), "it loaded the same: its source may be gone by now"
+    state, effects = adopt(MOVING, SERVICE, at(8), LIMITS, PASSED)
+    assert (type(state), effects) == (Ready, ())
+    for other in (None, DIFFERS, verdict("m-2")):
+        state, effects = adopt(MOVING, SERVICE, at(8), LIMITS, other)
+        assert isinstance(state, Verifying), "judged for another move, or not at all"
+        assert effects[0] == Verify(VERIFICATION)
+    loading, _ = adopt(MOVING, None, at(8), LIMITS, PASSED)
+    assert step(loading, Warmed(SERVICE), at(9), LIMITS)[0] == Ready(MOVING, Record(verdict=PASSED), at(9), SERVICE)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected", "effects"),
+    [
+        (Drain(), Gone(MOVING, Record(), at(10)), (StopVerify(), StopWorker())),
+        (Judged(verdict("m-2")), VERIFYING, ()),
+        (Resume(replace(MOVING, revision=2)), replace(VERIFYING, asked=replace(MOVING, revision=2)), ()),
+        (Resume(ASKED), Ready(ASKED, Record(), at(10), SERVICE), (StopVerify(),)),
+    ],
+)
+def test_while_it_is_verified(event: Event, expected: State, effects: tuple[object, ...]) -> None:
+    assert step(VERIFYING, event, at(10), LIMITS) == (expected, effects)
+
+
+def test_another_verification_meanwhile_takes_the_place_of_the_first() -> None:
+    other = verification("m-2")
+    state, effects = step(VERIFYING, Resume(replace(MOVING, verification=other)), at(10), LIMITS)
+    assert isinstance(state, Verifying)
+    assert effects == (StopVerify(), Verify(other), WakeAt(state.until))
+    assert step(state, Judged(PASSED), at(11), LIMITS) == (state, ()), "that was the first one's"
+
+
+def test_a_crash_while_it_is_verified_counts_as_any() -> None:
+    state, effects = step(VERIFYING, CRASH, at(10), LIMITS)
+    assert isinstance(state, Failed)
+    assert state.record.crashes == 1
+    assert effects[0] == StopVerify()
+
+
 events = st.one_of(
+    st.just(Judged(PASSED)),
+    st.just(Judged(DIFFERS)),
+    st.just(Unjudged(SILENT)),
+    st.just(Resume(MOVING)),
     st.just(Fetched("x")),
     st.just(FetchFailed(NOT_FOUND)),
     st.just(LoadFailed(Refusal(Code.LOAD_FAILED, "bad"))),
@@ -237,17 +362,20 @@ events = st.one_of(
 stories = st.lists(st.tuples(st.floats(0.0, 200.0), events), max_size=40)
 
 
-@given(stories)
-def test_laws_of_any_story(story: list[tuple[float, Event]]) -> None:
-    """Workers and fetches are started and stopped in pairs; every wait has an end that somebody wakes for."""
+@given(st.sampled_from((ASKED, MOVING)), stories)
+def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) -> None:
+    """Workers, fetches and verifications are started and stopped in pairs; every wait has an end that somebody wakes
+    for; and what has to be verified is never ready without a verdict that it passed."""
     now = 0.0
-    state, effects = begin(ASKED, at(now), LIMITS)
-    worker = fetch = False
+    state, effects = begin(asked, at(now), LIMITS)
+    worker = fetch = verify = False
     wake: Elapsed | None = None
     for passed, event in ((0.0, Tick()), *story):
         now += passed
         if isinstance(event, Fetched | FetchFailed) and not fetch:
             event = Tick()  # only a fetch that runs can end
+        if isinstance(event, Judged | Unjudged) and not verify:
+            event = Tick()
         state_before = state
         state, more = step(state, event, at(now), LIMITS)
         effects = effects + more
@@ -255,6 +383,8 @@ def test_laws_of_any_story(story: list[tuple[float, Event]]) -> None:
             worker = False
         if isinstance(event, FetchFailed):
             fetch = False
+        if isinstance(event, Judged | Unjudged):
+            verify = False
         for effect in effects:
             match effect:
                 case Fetch():
@@ -266,6 +396,11 @@ def test_laws_of_any_story(story: list[tuple[float, Event]]) -> None:
                     worker, fetch = True, False
                 case StopWorker():
                     worker = False
+                case Verify():
+                    assert worker, "nothing there to verify"
+                    verify = True
+                case StopVerify():
+                    verify = False
                 case WakeAt(when):
                     wake = when
                 case AwaitIdle() | DiscardBytes():
@@ -274,14 +409,22 @@ def test_laws_of_any_story(story: list[tuple[float, Event]]) -> None:
         match state:
             case Fetching() | Loading() | Warming() | Draining():
                 assert wake == state.until > now or isinstance(event, Exited)
+            case Verifying():
+                assert wake == min(state.until, state.again_at or state.until) > now
+                assert verify == (state.again_at is None)
             case Failed():
                 assert wake == state.retry_at
                 assert not worker
             case Gone():
                 assert not worker or isinstance(state_before, Gone)
                 assert not fetch
-            case Ready() | Poisoned():
-                pass
+                assert not verify
+            case Ready():
+                judged, asked_for = state.record.verdict, state.asked.verification
+                came_up = not isinstance(state_before, Ready | Draining)
+                assert not came_up or asked_for is None or (judged is not None and judged.passed)
+            case Poisoned() | Rejected():
+                assert not verify
         assert state.record.crashes <= LIMITS.poison_after
         assert (state.record.crashes == LIMITS.poison_after) == isinstance(state, Poisoned) or isinstance(state, Gone)
 
@@ -306,4 +449,4 @@ def test_every_wait_and_failure_says_why(state: State, offset: float) -> None:
     else:
         assert observed.code is not None
         assert observed.reason
-    assert (observed.measured is not None) == isinstance(state, Ready | Draining)
+    assert (observed.measured is not None) == isinstance(state, Verifying | Ready | Draining)

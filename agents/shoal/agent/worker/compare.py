@@ -1,0 +1,124 @@
+"""Two replicas' answers to one input, output by output.
+
+Shapes, datatypes and what is not a number must agree; strings, integers and booleans too, but for integers that a
+tolerance names (class numbers under another precision). Everything is computed in float64 over the places where both
+are finite, so that a mask of infinities does not hide the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.agent.core.verification import Compared, within
+from shoal.agent.worker.tensors import Array
+from shoal.types.migration import Drift, Metric, Tolerance
+
+_Numbers = NDArray[np.float64]
+_MOST: Final = float(np.finfo(np.float64).max)
+
+
+def compare(expected: Mapping[str, Array], got: Mapping[str, Array], tolerances: Sequence[Tolerance]) -> Compared:
+    """A tolerance that names an output counts there instead of those that name none."""
+    if expected.keys() != got.keys():
+        return Compared(
+            (), f"outputs {', '.join(sorted(got))!s:.200}, expected {', '.join(sorted(expected))!s:.200}", 0
+        )
+    drifts: list[Drift] = []
+    fault, elements = "", 0
+    for name, wanted in expected.items():
+        found = got[name]
+        own = tuple(each for each in tolerances if each.output == name)
+        why = _unlike(wanted, found) or ("" if _judged_by_metric(wanted, own) else _unequal(wanted, found))
+        if why:
+            fault = fault or f"{name}: {why}"
+        elif _judged_by_metric(wanted, own):
+            a, b = _numbers(wanted), _numbers(found)
+            elements += int(np.isfinite(a).sum())
+            drifts += [_drift(name, each, a, b) for each in own or (each for each in tolerances if not each.output)]
+        else:
+            elements += wanted.size
+    return Compared(tuple(drifts), fault, elements)
+
+
+def measure(metric: Metric, a: _Numbers, b: _Numbers, k: int = 5) -> float:
+    """Of two arrays of one shape whose NaNs and infinities agree. MAX_REL: over the largest finite magnitude in either.
+    COSINE: 1 of two that are zero, 0 where one is. TOP_K: the mean over all rows of the last axis; what ties with the
+    k-th largest of `a` is as good as that. Without an element: as if equal."""
+    if metric is Metric.TOP_K:
+        return _top_k(a, b, k)
+    finite = np.isfinite(a)
+    a, b = a[finite], b[finite]
+    if np.array_equal(a, b):
+        return 1.0 if metric is Metric.COSINE else 0.0
+    if metric is Metric.COSINE:
+        return _cosine(a, b)
+    if metric is Metric.MAX_ABS:
+        with np.errstate(over="ignore"):
+            return min(_largest(a - b), _MOST)
+    scale = max(_largest(a), _largest(b))
+    return _largest(a / scale - b / scale)
+
+
+def _drift(name: str, tolerance: Tolerance, a: _Numbers, b: _Numbers) -> Drift:
+    worst = measure(tolerance.metric, a, b, tolerance.k)
+    return Drift(name, tolerance.metric, tolerance.bound, worst, within(tolerance.metric, worst, tolerance.bound))
+
+
+def _judged_by_metric(array: Array, own: Sequence[Tolerance]) -> bool:
+    """Floating point always; integers where a tolerance names them."""
+    return _floating(array) or (array.dtype.kind in "iu" and bool(own))
+
+
+def _floating(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
+
+
+def _unlike(wanted: Array, found: Array) -> str:
+    """Why no metric can be asked, "" where it can."""
+    if wanted.dtype != found.dtype:
+        return f"datatype {found.dtype}, expected {wanted.dtype}"
+    if wanted.shape != found.shape:
+        return f"shape {list(found.shape)}, expected {list(wanted.shape)}"
+    if not _floating(wanted):
+        return ""
+    a, b = _numbers(wanted), _numbers(found)
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return f"NaN in {int(np.isnan(b).sum())} places, expected {int(np.isnan(a).sum())}, or in others"
+    endless = np.isinf(a) | np.isinf(b)
+    if not np.array_equal(a[endless], b[endless]):
+        return f"an infinite value in {int(np.isinf(b).sum())} places, expected {int(np.isinf(a).sum())}, or in others"
+    return ""
+
+
+def _unequal(wanted: Array, found: Array) -> str:
+    same: Any = wanted == found
+    count = wanted.size - int(np.count_nonzero(same))
+    return f"{count} of {wanted.size} values differ" if count else ""
+
+
+def _numbers(array: Array) -> _Numbers:
+    return array.astype(np.float64)
+
+
+def _largest(a: _Numbers) -> float:
+    return float(np.max(np.abs(a), initial=0.0))
+
+
+def _cosine(a: _Numbers, b: _Numbers) -> float:
+    if not (a.any() and b.any()):
+        return 0.0
+    a, b = a / _largest(a), b / _largest(b)  # squares that fit
+    return float(np.clip(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)), -1.0, 1.0))
+
+
+def _top_k(a: _Numbers, b: _Numbers, k: int) -> float:
+    if a.size == 0:
+        return 1.0
+    rows_a, rows_b = (np.where(np.isnan(x), -np.inf, x).reshape(-1, x.shape[-1] if x.ndim else 1) for x in (a, b))
+    k = min(max(k, 1), rows_a.shape[1])
+    least = np.partition(rows_a, -k, axis=1)[:, -k]
+    chosen = np.argpartition(rows_b, -k, axis=1)[:, -k:]
+    return float(np.mean(np.take_along_axis(rows_a, chosen, axis=1) >= least[:, None]))
