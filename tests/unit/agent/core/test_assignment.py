@@ -52,7 +52,7 @@ from shoal.agent.core.assignment import (
 )
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Elapsed, Seconds, Wall
 
 LIMITS = Limits()
 ASKED = assignment()
@@ -240,7 +240,7 @@ def test_a_replica_that_takes_over_is_ready_once_it_has_passed() -> None:
     assert (state, effects) == (VERIFYING, (Verify(VERIFICATION), WakeAt(at(33))))
     observed = observe(state, epoch_wall=Seconds(0.0))
     assert (observed.phase, observed.code) == (Phase.VERIFYING, Code.WAITING_FOR_VERIFY)
-    assert observed.gives_up_at == VERIFYING.until
+    assert observed.gives_up_at == Wall(VERIFYING.until)
     state, effects = step(state, Judged(PASSED), at(4), LIMITS)
     assert (state, effects) == (Ready(MOVING, Record(verdict=PASSED), at(4), SERVICE), ())
     assert observe(state, epoch_wall=Seconds(0.0)).verdict == PASSED
