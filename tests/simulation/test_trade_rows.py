@@ -33,6 +33,8 @@ JOBS = os.cpu_count() or 1
 AGREEMENTS = 20
 LIARS = 5
 SHARE = 0.25
+LATELY = 100
+"""Of what is weighed every 0.05 s."""
 
 
 def told(outcome: Outcome) -> str:
@@ -207,7 +209,9 @@ def solicitation(number: int) -> Solicitation:
 
 
 def test_a28_holds_taken_and_never_awarded_leave_room_for_others() -> None:
-    outcomes, shares = Counter[str](), [0.0]
+    """Its share is the cap at first; as nothing comes of what it holds, what it can hold falls, and who buys stands."""
+    outcomes, standings = Counter[str](), dict[str, list[float]]()
+    weighed = dict[int, list[float]]()
     seeds = 2
 
     async def story(stage: Stage) -> None:
@@ -219,11 +223,15 @@ def test_a28_holds_taken_and_never_awarded_leave_room_for_others() -> None:
         greedy_peers = Peers(Process(stage.world, "greedy"), federated.between, AWAY)
         background = [
             asyncio.ensure_future(_flood(greedy_peers, outcomes)),
-            asyncio.ensure_future(_weigh(seller, shares)),
+            asyncio.ensure_future(_weigh(seller, weighed.setdefault(len(weighed), []))),
         ]
         await asyncio.sleep(5.0)
         buyer.want(stage.draw.wanted[HOME])
         await stage.rests(lambda: _missing(stage), 30.0, "asked for beside the flood")
+        await asyncio.sleep(25.0)
+        assert seller.bids is not None
+        for origin in (AWAY, HOME):
+            standings.setdefault(origin, []).append(seller.bids.standing(origin))
         for task in background:
             task.cancel()
         await asyncio.wait(background)
@@ -236,8 +244,18 @@ def test_a28_holds_taken_and_never_awarded_leave_room_for_others() -> None:
     assert outcomes["Offer"] > 0
     assert outcomes[str(Code.HOLD_SHARE)] > 0
     assert outcomes[str(Code.OVERLOADED)] > 0
-    assert 0 < max(shares) <= SHARE
-    record("A28", "S", seeds, most_held=round(max(shares), 3), share=SHARE, answers=dict(outcomes))
+    firsts, lasts = [], []
+    for shares in weighed.values():
+        assert 0 < max(shares) <= SHARE
+        firsts.append(max(shares))
+        lasts.append(max(shares[-LATELY:]))
+    assert max(standings[AWAY]) < 0.5 < 0.9 < min(standings[HOME])
+    assert max(lasts) <= 0.5 * min(firsts)
+    record(
+        "A28", "S", seeds, share=SHARE, most_held=round(max(firsts), 3), held_at_the_end=round(max(lasts), 3),
+        standing=round(max(standings[AWAY]), 3), standing_of_who_buys=round(min(standings[HOME]), 3),
+        answers=dict(outcomes),
+    )  # fmt: skip
 
 
 def _missing(stage: Stage) -> list[str]:

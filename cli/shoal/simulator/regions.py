@@ -431,7 +431,8 @@ class Site(Party):
         bids = BidsController(
             self.name, store, ledger, cast("WorkloadsController", home), cast("ModelsController", home), home.fleet,
             clock, ids, meter,
-            peers=peers, origin=trades, roots=lambda region: ("simulated",), changed=home.woken.set,
+            peers=peers, origin=trades, changed=home.woken.set,
+            listed=lambda region: Member(region, "", ("simulated",), ""),
         )  # fmt: skip
         home.restart()
         await events.start()

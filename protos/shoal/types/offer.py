@@ -51,6 +51,7 @@ class Member:
     """A region as the directory lists it. address: of its coordinator's port for peers. roots: its CAs (PEM).
 
     advertisement: the newest; None where none counts. trust: delivered against promised, 1 as promised, less below.
+    standing: of what others held for it, how much came to something: 1 all, less below.
     """
 
     region: str
@@ -59,6 +60,7 @@ class Member:
     residency: str
     advertisement: Advertisement | None = None
     trust: float = 1.0
+    standing: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,18 @@ class Directory:
     federation: str
     version: int
     members: tuple[Member, ...]
+
+
+def member_of(directory: Directory | None, region: str) -> Member | None:
+    """directory: None where none is known."""
+    members = directory.members if directory is not None else ()
+    return next((member for member in members if member.region == region), None)
+
+
+def roots_of(directory: Directory | None, region: str) -> tuple[str, ...]:
+    """The CAs (PEM) of a region; none of one that is not listed."""
+    member = member_of(directory, region)
+    return member.roots if member is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,10 +199,12 @@ class Member(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     ADVERTISEMENT_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     address: _builtins.str
     residency: _builtins.str
     trust: _builtins.float
+    standing: _builtins.float
     @_builtins.property
     def roots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -216,10 +218,11 @@ class Member(_message.Message):
         residency: _builtins.str = ...,
         advertisement: Global___Advertisement | None = ...,
         trust: _builtins.float = ...,
+        standing: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advertisement", b"advertisement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "advertisement", b"advertisement", "region", b"region", "residency", b"residency", "roots", b"roots", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "advertisement", b"advertisement", "region", b"region", "residency", b"residency", "roots", b"roots", "standing", b"standing", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1976,6 +1976,7 @@ class MemberView(_message.Message):
     TRUST_FIELD_NUMBER: _builtins.int
     ADVERTISES_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     address: _builtins.str
     residency: _builtins.str
@@ -1983,6 +1984,8 @@ class MemberView(_message.Message):
     trust: _builtins.float
     advertises: _builtins.bool
     """Without one that counts, classes are empty."""
+    standing: _builtins.float
+    """Of what others held for it, how much came to something. 1: all."""
     @_builtins.property
     def classes(self) -> _containers.RepeatedCompositeFieldContainer[_federation_pb2.CapacityClass]: ...
     def __init__(
@@ -1995,10 +1998,11 @@ class MemberView(_message.Message):
         trust: _builtins.float = ...,
         advertises: _builtins.bool = ...,
         classes: _abc.Iterable[_federation_pb2.CapacityClass] | None = ...,
+        standing: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "advertises", b"advertises", "classes", b"classes", "region", b"region", "residency", b"residency", "rtt_s", b"rtt_s", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "advertises", b"advertises", "classes", b"classes", "region", b"region", "residency", b"residency", "rtt_s", b"rtt_s", "standing", b"standing", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,7 +75,7 @@ def regions(context: str, region: str, output: str) -> None:
     said = f"answered {when(found.heard_at)}" if found.heard_at else f"joined {when(found.joined_at)}"
     line(f"{found.federation} at {found.address}, {reason(found.reason) if found.HasField('reason') else said}")
     table(
-        ["REGION", "DISTANCE", "TRUST", "RESIDENCY", "FREE", "DEVICES", "ADDRESS"],
+        ["REGION", "DISTANCE", "TRUST", "STANDING", "RESIDENCY", "FREE", "DEVICES", "ADDRESS"],
         [_row(member) for member in found.members],
     )
     if output == "wide":
@@ -142,7 +142,8 @@ def _row(member: operator_pb2.MemberView) -> list[str]:
     free = show_bytes(sum(each.free_bytes for each in member.classes)) if member.advertises else "-"
     devices = str(sum(each.devices for each in member.classes)) if member.advertises else "-"
     distance = "-" if math.isnan(member.rtt_s) else show_seconds(member.rtt_s)
-    return [member.region, distance, f"{member.trust:.2f}", member.residency or "-", free, devices, member.address]
+    believed = (f"{member.trust:.2f}", f"{member.standing:.2f}")
+    return [member.region, distance, *believed, member.residency or "-", free, devices, member.address]
 
 
 def _class_row(region: str, each: federation_pb2.CapacityClass) -> list[str]:

@@ -586,6 +586,7 @@ def member_view(member: Member, rtt: Mapping[str, Seconds]) -> operator_pb2.Memb
         residency=member.residency,
         rtt_s=rtt.get(member.region, math.nan),
         trust=member.trust,
+        standing=member.standing,
         advertises=advertisement is not None,
         classes=[to_wire(each) for each in advertisement.classes] if advertisement is not None else [],
     )

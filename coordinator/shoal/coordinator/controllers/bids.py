@@ -7,7 +7,7 @@ does, so that nothing is promised that a step gives away meanwhile.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from shoal.coordinator.controllers import records
@@ -19,10 +19,11 @@ from shoal.coordinator.controllers.lent import LentModels
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
-from shoal.coordinator.core.negotiation import hold
+from shoal.coordinator.core.negotiation import hold, standing
 from shoal.coordinator.core.negotiation.bid import answer, guest, outside_of, way_s
 from shoal.coordinator.core.negotiation.hold import Granted, Held, State, Stopping, Terms
 from shoal.coordinator.core.negotiation.peering import united
+from shoal.coordinator.core.negotiation.standing import Standing
 from shoal.coordinator.core.negotiation.trust import may_trade
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.coordinator.core.workloads.delivered import delivered
@@ -42,12 +43,13 @@ from shoal.types.agreement import (
 )
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.offer import Answer, Decline, Offer, Solicitation
+from shoal.types.offer import Answer, Decline, Member, Offer, Solicitation
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire.identity import check_name
 
 DEALS: Final = "deals/"
+STANDINGS: Final = "standings"
 ATTEMPTS: Final = 3
 WRITTEN_EVERY_S: Final = 60.0
 """A renewal that changes nothing but the lease is written so often: what a restart forgets, it grants anew."""
@@ -80,6 +82,13 @@ class StoredDeal:
 
     state: State
     since: Wall
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """of: each region that holds were made for, as this one saw it."""
+
+    of: Mapping[str, Standing] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +132,11 @@ class BidsController:
         *,
         peers: Peers,
         origin: OriginSide,
-        roots: Callable[[str], tuple[str, ...]],
+        listed: Callable[[str], Member | None],
         changed: Callable[[], None],
         terms: Terms = hold.DEFAULTS,
     ) -> None:
-        """roots: a region's CAs (PEM), as the federation's directory tells them."""
+        """listed: a region as the federation's directory tells it."""
         self._region = region
         self._store = store
         self._ledger = ledger
@@ -138,7 +147,7 @@ class BidsController:
         self._meter = meter
         self._peers = peers
         self._origin = origin
-        self._roots = roots
+        self._listed = listed
         self._changed = changed
         self._terms = terms
         self._deals: dict[str, Deal] = {}
@@ -152,6 +161,9 @@ class BidsController:
         """Bids whose last commit was not answered."""
         self._served: set[str] = set()
         """Agreements that were in full service once."""
+        self._holding: dict[str, Elapsed] = {}
+        """Since when this process holds room for each bid that nobody answered yet."""
+        self._standings = Standings()
         self._judged: Catalog | None = None
         self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
         self._lent = LentModels(models, lambda: workloads.catalog, peers, clock, meter, unfit=self._end_at_once)
@@ -160,6 +172,9 @@ class BidsController:
     async def start(self) -> None:
         """What was only held is over; agreements go on."""
         now = self._clock.now()
+        if (found := await self._store.read(STANDINGS)) is not None:
+            known = records.load(Standings, found.value).of  # perhaps by the clock of another coordinator
+            self._standings = Standings({name: replace(each, at=min(each.at, now)) for name, each in known.items()})
         for record in await self._store.scan(DEALS):
             stored = records.load(StoredDeal, record.value)
             state = hold.restarted(stored.state, now, self._terms)
@@ -197,9 +212,11 @@ class BidsController:
                 self._workloads.inputs(),
                 catalog.trades(self._region),
                 bid=name,
-                used=[each for deal in self._of(what.origin) for each in hold.room(deal.state, self._clock.now())],
+                used=self._used(what.origin, Held | Granted | Stopping),
                 cached=catalog.models.keys(),
                 hold_s=self._terms.hold_s,
+                held=self._used(what.origin, Held),
+                standing=self.standing(what.origin),
             )
             if not told.reserved or not isinstance(told.answer, Offer):
                 return told.answer
@@ -218,6 +235,7 @@ class BidsController:
                 raise refuse(Code.REPLAYED, found, "a name of its own", "award it under a fresh name")
             deal = self._deal(what.bid, award.by)
             if isinstance(deal.state, Held) and (code := self._forbids(deal.state.asked)) is not None:
+                self._holding.pop(what.bid, None)  # that nothing comes of it is not its doing
                 raise refuse(code, f"bid {what.bid}", "what the Region's documents allow now", "solicit anew")
             lease_s = await self._asked(what.bid, hold.Awarded(what), award.evidence)
             return Grant(what.agreement, what.bid, self._region, lease_s, gateways(self._fleet()))
@@ -298,13 +316,22 @@ class BidsController:
         return united(
             PeerTrust(
                 deal.offer.origin,
-                self._roots(deal.offer.origin),
+                member.roots if (member := self._listed(deal.offer.origin)) is not None else (),
                 tuple(sorted(each.name for each in granted.gateways)),
                 (granted.award.agreement,),
             )
             for deal in self._open.values()
             if (granted := deal.granted) is not None
         )
+
+    def standing(self, origin: str) -> float:
+        """How far it is believed that what is held for it comes to something. What was seen here counts before what the
+        federation says."""
+        known = self._standings.of.get(origin)
+        if known is not None:
+            return standing.value(known, self._clock.now())
+        member = self._listed(origin)
+        return member.standing if member is not None else 1.0
 
     @property
     def states(self) -> Mapping[str, State]:
@@ -385,9 +412,13 @@ class BidsController:
             for each in entries
             if agreement and each.what != "renewed"
         ]
+        puts = {key: records.dump(StoredDeal(after, deal.since))}
+        standings = self._standings_after(name, deal.state, after, now)
+        if standings is not self._standings:
+            puts[STANDINGS] = records.dump(standings)
         try:
             revision = await self._ledger.commit(
-                {key: records.dump(StoredDeal(after, deal.since))},
+                puts,
                 expect={key: deal.revision},
                 events=events,
                 drafts=drafts,
@@ -395,8 +426,26 @@ class BidsController:
         except ShoalError:
             self._unsure.add(name)
             raise
+        self._standings = standings
         self._put(name, Deal(after, deal.since, revision, now))
+        if isinstance(after, Held):
+            self._holding[name] = now
+        else:
+            self._holding.pop(name, None)
         self._tell()
+
+    def _standings_after(self, name: str, before: State, after: State, now: Elapsed) -> "Standings":
+        """With what came of a hold, if it ends now. What this process did not hold itself, a restart has cut short."""
+        since = self._holding.get(name)
+        if since is None or isinstance(after, Held) or not isinstance(before, Held):
+            return self._standings
+        wasted = min(1.0, (now - since) / self._terms.hold_s) if isinstance(after, hold.Gone) else 0.0
+        origin = before.offer.origin
+        if wasted >= 1.0:
+            self._meter.count("holds_unclaimed", region=origin)
+        known = {**self._standings.of, origin: standing.after(self._standings.of.get(origin), wasted, now)}
+        oldest = min(known, key=lambda each: known[each].at) if len(known) > REGIONS_MOST else None
+        return Standings({region: each for region, each in known.items() if region != oldest})
 
     async def _end(self, name: str) -> None:
         deal = self._deals.get(name)
@@ -521,8 +570,10 @@ class BidsController:
             raise _unknown_agreement(agreement)
         return bid
 
-    def _of(self, origin: str) -> list[Deal]:
-        return [deal for deal in self._open.values() if deal.offer.origin == origin]
+    def _used(self, origin: str, kinds: Any) -> list[Reservation]:
+        """What its deals of these kinds take."""
+        deals = (deal for deal in self._open.values() if deal.offer.origin == origin and isinstance(deal.state, kinds))
+        return [each for deal in deals for each in hold.room(deal.state, self._clock.now())]
 
     def _unfit(self) -> dict[str, Code]:
         """Agreements that this region's documents do not allow any more, by bid."""

@@ -21,9 +21,9 @@ class Bucket:
         self._fill(now)
         return self._level >= 1
 
-    def spend(self, now: Elapsed) -> None:
+    def spend(self, now: Elapsed, amount: float = 1.0) -> None:
         self._fill(now)
-        self._level = max(0.0, self._level - 1)
+        self._level = max(0.0, self._level - amount)
 
     def shall_audit(self, now: Elapsed) -> bool:
         if self._audited is not None and now - self._audited < AUDIT_EVERY_S:

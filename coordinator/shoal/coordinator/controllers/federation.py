@@ -9,10 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.buckets import Buckets
 from shoal.coordinator.controllers.events import Event, EventLog
-from shoal.coordinator.core.federation.directory import Book, listed, merged
-from shoal.coordinator.core.federation.rules import judge_advertisement, judge_member, judge_solicitation
+from shoal.coordinator.core.federation.directory import Book, listed, merged, standing_of
+from shoal.coordinator.core.federation.rules import (
+    REGIONS_MOST,
+    judge_advertisement,
+    judge_member,
+    judge_solicitation,
+)
 from shoal.coordinator.core.federation.shortlist import shortlist
+from shoal.coordinator.core.negotiation import standing
+from shoal.coordinator.core.negotiation.standing import Askers
 from shoal.coordinator.ports import (
     Candidates,
     Change,
@@ -34,8 +42,12 @@ KNOWN: Final = "federation/"
 MEMBERS: Final = KNOWN + "members/"
 ADVERTISEMENTS: Final = KNOWN + "advertisements/"
 DELIVERED: Final = KNOWN + "delivered/"
+ASKERS: Final = KNOWN + "askers/"
 COPIES: Final = "copies/"
 """Of the regions' ledgers: `copies/REGION/NNNN`."""
+SOLICITED_BURST: Final = 500.0
+SOLICITED_PER_S: Final = 100.0
+"""Of one region of full standing; one whose solicitations come to nothing spends more on each."""
 RETRY_S: Final = Seconds(1.0)
 NOTHING_MORE: Final = Transaction()
 
@@ -61,6 +73,7 @@ class FederationController:
         self._candidates = candidates
         self._book = Book()
         self._revision = 0
+        self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
 
     async def start(self) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
@@ -80,7 +93,7 @@ class FederationController:
                 await self._clock.sleep(RETRY_S)
 
     def directory(self) -> Directory:
-        return listed(self._book, self._name, self._clock.now())
+        return listed(self._book, self._name, self._clock.now(), self._clock.wall())
 
     def roots_of(self, region: str) -> tuple[str, ...]:
         member = self._book.members.get(region)
@@ -146,12 +159,14 @@ class FederationController:
     async def solicited(self, heard: Heard[Solicitation]) -> tuple[Heard[Answer], ...]:
         """Asks whom it may concern, all at once, and returns what came within `answer_s`.
 
-        Raises ShoalError(MESSAGE_INVALID | REGION_MISMATCH | REGION_UNKNOWN).
+        Raises ShoalError(MESSAGE_INVALID | OVERLOADED | REGION_MISMATCH | REGION_UNKNOWN).
         """
         self._member(heard.by)
         solicitation = _own(heard, heard.what.origin)
         _check(judge_solicitation(solicitation))
-        asked = shortlist(solicitation, self.directory().members)
+        believed = standing_of(self._book, heard.by, self._clock.wall())
+        self._spend(heard.by, believed)
+        asked = shortlist(solicitation, self.directory().members, standing=believed)
         self._meter.count("solicitations", indicative=str(solicitation.indicative).lower())
         answers = await asyncio.gather(*(self._ask(member, heard.evidence, solicitation) for member in asked))
         return tuple(answer for answer in answers if answer is not None)
@@ -167,7 +182,7 @@ class FederationController:
             deliveries[each.region] = merged(known, (each,))
         for region, delivered in deliveries.items():
             puts[f"{DELIVERED}{heard.by}/{region}"] = records.dump(Deliveries(delivered))
-        last = await self._last_copy(heard.by)
+        last, fresh = await self._last_copy(heard.by), list[LedgerEntry]()
         for entry in heard.what.entries:
             if last is not None and entry.sequence <= last.sequence:
                 continue
@@ -176,17 +191,32 @@ class FederationController:
                     raise self._broken(heard.by, entry)
                 break  # a gap: it is asked for
             puts[f"{COPIES}{heard.by}/{entry.sequence:012}"] = records.dump(entry)
+            fresh.append(entry)
             last = entry
+        known_askers = self._book.askers.get(heard.by, Askers())
+        askers = standing.read(known_askers, fresh, self._clock.wall())
+        if askers != known_askers:
+            puts[ASKERS + heard.by] = records.dump(askers)
         if puts:
             await self._store.commit(Transaction(puts))
             for region, delivered in deliveries.items():
                 self._book = self._book.with_delivered(heard.by, region, delivered)
+            self._book = self._book.with_askers(heard.by, askers)
         return last.sequence + 1 if last is not None else 1
 
     async def copies(self, region: str, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest of a region's ledger, oldest first."""
         found = await self._store.scan(f"{COPIES}{region}/")
         return tuple(records.load(LedgerEntry, record.value) for record in found[-limit:])
+
+    def _spend(self, region: str, believed: float) -> None:
+        """Of what a region may ask. believed: its standing."""
+        bucket = self._solicited.of(region, self._clock.now())
+        if not bucket.allows(self._clock.now()):
+            self._meter.count("solicitations_refused", region=region)
+            limit = f"{SOLICITED_PER_S * believed:g} a second at a standing of {believed:.2f}"
+            raise refuse(Code.OVERLOADED, f"too many solicitations of {region}", limit, "ask less; award what is held")
+        bucket.spend(self._clock.now(), 1 / believed)
 
     def _broken(self, region: str, entry: LedgerEntry) -> ShoalError:
         self._meter.count("ledgers_broken", region=region)
@@ -252,6 +282,8 @@ class FederationController:
             origin, _, region = name.partition("/")
             delivered = records.load(Deliveries, change.value).delivered
             self._book = self._book.with_delivered(origin, region, delivered)
+        elif kind == ASKERS:
+            self._book = self._book.with_askers(name, records.load(Askers, change.value))
 
 
 T = TypeVar("T")
@@ -271,7 +303,7 @@ def _own(heard: Heard[T], region: str) -> T:
 
 def _bare(member: Member) -> Member:
     """As a region may say of itself."""
-    return replace(member, advertisement=None, trust=1.0)
+    return replace(member, advertisement=None, trust=1.0, standing=1.0)
 
 
 def _check(refusal: Refusal | None) -> None:

@@ -15,7 +15,7 @@ from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.ports import Clock, FederationDoor, FederationLink, Joined, Meter, Peers, StaleRevision, Store
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.offer import Advertisement, CapacityClass, Directory, Member
+from shoal.types.offer import Advertisement, CapacityClass, Directory, Member, member_of, roots_of
 from shoal.types.units import Elapsed, Seconds, Wall
 
 KEY: Final = "federation"
@@ -102,7 +102,7 @@ class Membership:
 
     def roots_of(self, region: str) -> tuple[str, ...]:
         """Of the other members."""
-        return next((member.roots for member in self._others() if member.region == region), ())
+        return roots_of(self.directory, region) if region != self._own().region else ()
 
     async def join(self, address: str, token: str, actor: str) -> Joined:
         """Raises ShoalError(CONFLICT | TOKEN_* | FEDERATION_UNREACHABLE | CERT_UNTRUSTED | STORE_*)."""
@@ -211,12 +211,9 @@ class Membership:
 
     def _is_listed(self) -> bool:
         """As it is now."""
-        own, directory = self._own(), self._required().directory
-        return any(
-            (member.region, member.address, member.roots, member.residency)
-            == (own.region, own.address, own.roots, own.residency)
-            for member in directory.members
-        )
+        own = self._own()
+        listed = member_of(self._required().directory, own.region)
+        return listed is not None and replace(listed, advertisement=None, trust=own.trust, standing=own.standing) == own
 
     async def _learn(self, directory: Directory) -> None:
         async with self._changing:

@@ -36,7 +36,7 @@ from shoal.coordinator.ports import (
     Store,
 )
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.offer import Directory
+from shoal.types.offer import Directory, member_of
 from shoal.types.units import Elapsed, Seconds
 
 TICK_S: Final = Seconds(0.25)
@@ -226,7 +226,7 @@ class Region:
             self._meter,
             peers=peers,
             origin=self.trades,
-            roots=lambda region: _roots(directory(), region),
+            listed=lambda region: member_of(directory(), region),
             changed=self._adopt_trades,
             terms=self.config.terms,
         )
@@ -292,8 +292,3 @@ class Region:
         finally:
             ticking.cancel()
             happening.cancel()
-
-
-def _roots(directory: Directory | None, region: str) -> tuple[str, ...]:
-    members = directory.members if directory is not None else ()
-    return next((member.roots for member in members if member.region == region), ())

@@ -14,7 +14,7 @@ from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
+from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation, roots_of
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import nouns, said
@@ -92,8 +92,7 @@ class GrpcFederation:
         return Joined(claim.region, reply.address, tuple(reply.roots), directory)
 
     def _roots_of(self, region: str) -> tuple[str, ...]:
-        members = self._federation().directory.members
-        return next((member.roots for member in members if member.region == region), ())
+        return roots_of(self._federation().directory, region)
 
     async def _say(self, method: str, noun: object, timeout_s: float) -> Any:
         return await self._call(method, self._signer().say(noun, self._federation().federation), timeout_s)

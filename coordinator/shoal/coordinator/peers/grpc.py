@@ -10,7 +10,7 @@ from shoal.coordinator.ports import Clock, Heard
 from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Role
-from shoal.types.offer import Answer, Decline, Directory, Member, Offer, Solicitation
+from shoal.types.offer import Answer, Decline, Directory, Member, Offer, Solicitation, member_of, roots_of
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
 from shoal.wire import said
@@ -70,9 +70,7 @@ class GrpcPeers:
         return await self._measured(region)
 
     def roots_of(self, region: str) -> tuple[str, ...]:
-        directory = self._directory()
-        members = directory.members if directory is not None else ()
-        return next((member.roots for member in members if member.region == region), ())
+        return roots_of(self._directory(), region)
 
     async def _measured(self, region: str) -> Seconds:
         began = self._clock.now()
@@ -90,10 +88,9 @@ class GrpcPeers:
         return stub_of(self._channels, self._member(region))
 
     def _member(self, region: str) -> Member:
-        directory = self._directory()
-        for member in directory.members if directory is not None else ():
-            if member.region == region:
-                return member
+        member = member_of(self._directory(), region)
+        if member is not None:
+            return member
         raise refuse(
             Code.REGION_UNKNOWN, f"region {region!r:.80}", "a member of the federation", "see shoal federation regions"
         )

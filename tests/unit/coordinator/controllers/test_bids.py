@@ -25,7 +25,7 @@ from shoal.types.agreement import GUESTS, Award, Grant, Notice, Release, Renewal
 from shoal.types.chain import first_broken
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.offer import Decline, Offer
+from shoal.types.offer import Decline, Member, Offer
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 
@@ -40,6 +40,7 @@ spec: {location: {residency: eu}, trade: [{with: "us-*", hold_share: 90%}]}
 """,
     )
 ]
+LISTED = Member("", "", ("root",), "")
 GUEST = WorkloadKey(GUESTS, "g-1")
 
 
@@ -82,20 +83,21 @@ class Delegate:
     ledger: Ledger
     bids: BidsController
     elsewhere: Elsewhere
+    listed: dict[str, Member]
 
     @classmethod
     async def open(cls, world: World) -> "Delegate":
-        elsewhere = Elsewhere()
+        elsewhere, listed = Elsewhere(), dict[str, Member]()
         region = world.region
         ledger = Ledger(world.store, region.truth, world.clock)
         bids = BidsController(
             "eu", world.store, ledger, region.workloads, region.models, lambda: region.fleet.fleet, world.clock,
-            world.ids, NoMeter(), peers=cast(Peers, elsewhere), origin=elsewhere, roots=lambda _: ("root",),
-            changed=lambda: None,
+            world.ids, NoMeter(), peers=cast(Peers, elsewhere), origin=elsewhere, changed=lambda: None,
+            listed=lambda name: listed.get(name, replace(LISTED, region=name)),
         )  # fmt: skip
         await ledger.start()
         await bids.start()
-        return cls(world, ledger, bids, elsewhere)
+        return cls(world, ledger, bids, elsewhere, listed)
 
     async def ask(self, name: str = "s-1", **changes: Any) -> Any:
         return await self.bids.bid(heard(solicitation(name, models=(await self.profile(),), **changes)))
@@ -634,3 +636,53 @@ async def test_a28_a51_one_counterpart_never_has_more_than_its_share(here: Deleg
     assert here.world.region.workloads.catalog.quotas == {}, "guests are no tenant's"
     await here.later(11.0)
     assert isinstance(await here.ask("s-after"), Offer), "what was not awarded is free again"
+
+
+async def unclaimed(here: Delegate, count: int) -> list[Any]:
+    answers = [await here.ask(f"idle-{number}") for number in range(count)]
+    await here.later(10.1)
+    return answers
+
+
+async def test_a28_who_never_awards_may_hold_less(here: Delegate, tmp_path: Path) -> None:
+    text = TRADE[0][1].replace("90%", "2%")
+    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    assert here.bids.standing(ORIGIN) == 1.0
+    first = sum(isinstance(each, Offer) for each in await unclaimed(here, 20))
+    fallen = here.bids.standing(ORIGIN)
+    assert fallen < 0.7
+    assert here.bids.standing("us-west") == 1.0, "each for itself"
+    again = [await here.ask(f"more-{number}") for number in range(20)]
+    assert sum(isinstance(each, Offer) for each in again) < first
+    declined = next(each.refusal for each in again if isinstance(each, Decline))
+    assert declined.code is Code.HOLD_SHARE
+    assert "came to nothing" in declined.asked
+    restarted = await _restarted(here, tmp_path / "first")
+    assert restarted.bids.standing(ORIGIN) == pytest.approx(fallen, abs=0.05), "it is written down"
+    await restarted.later(10.1)
+    assert restarted.bids.standing(ORIGIN) >= fallen, "what a restart cut short is not held against it"
+    await restarted.later(1200.0)
+    assert restarted.bids.standing(ORIGIN) > 0.99
+
+
+async def test_a28_who_awards_or_lets_go_at_once_stands_well(here: Delegate) -> None:
+    for number in range(5):
+        offer = await here.ask(f"s-{number}")
+        here.world.clock.advance(0.1)
+        if number % 2:
+            await here.bids.awarded(heard(award(f"g-{number}", offer.id, solicitation=f"s-{number}")))
+        else:
+            await here.bids.released(heard(Release(f"s-{number}", offer.id, ORIGIN)))
+    assert here.bids.standing(ORIGIN) > 0.99
+
+
+async def test_a28_what_others_tell_of_a_stranger_counts_until_it_was_seen_here(here: Delegate) -> None:
+    here.listed["us-west"] = replace(LISTED, region="us-west", standing=0.01)
+    asked = solicitation(origin="us-west", models=(await here.profile(),))
+    text = TRADE[0][1].replace("90%", "2%")
+    await here.world.region.workloads.apply([("r.yaml", text)], {}, "", "test")
+    told = await here.bids.bid(heard(asked, "us-west"))
+    assert isinstance(told, Decline)
+    assert told.refusal.code is Code.HOLD_SHARE
+    del here.listed["us-west"]
+    assert isinstance(await here.bids.bid(heard(replace(asked, id="s-2"), "us-west")), Offer)

@@ -13,13 +13,13 @@ from unit.coordinator.core.negotiation.trades import offer, solicitation
 from harness.region import ManualClock
 from harness.wait import until
 from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.controllers.federation import FederationController
+from shoal.coordinator.controllers.federation import SOLICITED_BURST, FederationController
 from shoal.coordinator.controllers.region import NoMeter
 from shoal.coordinator.ports import Heard, StaleRevision, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry, digest
-from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Answer, Member
 from shoal.types.units import Seconds, Wall
 
@@ -210,3 +210,38 @@ async def test_replicas_learn_what_the_others_wrote(world: World) -> None:
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a28_who_has_others_hold_for_nothing_is_asked_for_less(world: World) -> None:
+    """As the delegates' ledgers tell it; another replica, and a restart, judge alike."""
+    federation = await joined(world, "eu", "us", "ap", "sa")
+    entries, previous = list[LedgerEntry](), ""
+    for number in range(1, 31):
+        what, code = ("offered", "") if number % 2 else ("expired", Code.HOLD_EXPIRED)
+        entries.append(
+            LedgerEntry(number, world.clock.wall(), what, f"b-{number}", "us", "t/w", code, "", "", previous)
+        )
+        previous = digest(entries[-1])
+    await federation.reported(heard("eu", ReportContent((), tuple(entries))))
+    standing = {each.region: round(each.standing, 2) for each in federation.directory().members}
+    assert standing.pop("us") < 0.3
+    assert set(standing.values()) == {1.0}
+    again = await world.replica()
+    assert again.directory().members == federation.directory().members
+
+    await federation.solicited(heard("us", solicitation(origin="us")))
+    assert len(world.bidders.asked) == 3, "there are no more"
+    refusal = await _flooded(federation, "us")
+    assert refusal is not None
+    assert refusal.code is Code.OVERLOADED
+    assert "standing" in refusal.asked
+    assert await _flooded(federation, "eu") is None
+
+
+async def _flooded(federation: FederationController, origin: str) -> Refusal | None:
+    try:
+        for number in range(int(SOLICITED_BURST / 2)):
+            await federation.solicited(heard(origin, solicitation(f"f-{number}", origin=origin)))
+    except ShoalError as refused:
+        return refused.refusal
+    return None

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from shoal.coordinator.core.negotiation import reputation
+from shoal.coordinator.core.negotiation import reputation, standing
+from shoal.coordinator.core.negotiation.standing import Askers
 from shoal.types.agreement import Delivered
 from shoal.types.offer import Advertisement, Directory, Member
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, Wall
 
 RECORDS_KEPT: Final = 64
 """Of what one region delivered to another: the newest agreements."""
@@ -33,11 +34,12 @@ class Live:
 class Book:
     """members: as they said of themselves (no advertisement, trust 1).
 
-    delivered: by (origin, delegate), oldest first."""
+    delivered: by (origin, delegate), oldest first. askers: by delegate."""
 
     members: Mapping[str, Member] = field(default_factory=dict)
     live: Mapping[str, Live] = field(default_factory=dict)
     delivered: Mapping[tuple[str, str], tuple[Delivered, ...]] = field(default_factory=dict)
+    askers: Mapping[str, Askers] = field(default_factory=dict)
 
     def with_member(self, member: Member) -> "Book":
         return replace(self, members={**self.members, member.region: member})
@@ -52,15 +54,23 @@ class Book:
     def with_delivered(self, origin: str, region: str, delivered: tuple[Delivered, ...]) -> "Book":
         return replace(self, delivered={**self.delivered, (origin, region): delivered})
 
+    def with_askers(self, region: str, askers: Askers) -> "Book":
+        return replace(self, askers={**self.askers, region: askers})
+
     def without(self, region: str) -> "Book":
         """Its records stay: it may join again under its name."""
         members = {name: member for name, member in self.members.items() if name != region}
         return replace(self, members=members, live={name: live for name, live in self.live.items() if name != region})
 
 
-def listed(book: Book, federation: str, now: Elapsed) -> Directory:
+def listed(book: Book, federation: str, now: Elapsed, wall: Wall) -> Directory:
     members = tuple(
-        replace(member, advertisement=_current(book, region, now), trust=trust(book, region))
+        replace(
+            member,
+            advertisement=_current(book, region, now),
+            trust=trust(book, region),
+            standing=standing_of(book, region, wall),
+        )
         for region, member in sorted(book.members.items())
     )
     return Directory(federation, _version(members), members)
@@ -81,6 +91,16 @@ def trust(book: Book, region: str) -> float:
         reputation.of(records).get(region, 1.0)
         for (_, delegate), records in book.delivered.items()
         if delegate == region
+    ]
+    return median(seen) if seen else 1.0
+
+
+def standing_of(book: Book, region: str, wall: Wall) -> float:
+    """1: what is held for it comes to something; less below. The median of those who held, as with trust."""
+    seen = [
+        standing.value(each.standings[region], wall)
+        for delegate, each in book.askers.items()
+        if delegate != region and region in each.standings
     ]
     return median(seen) if seen else 1.0
 
@@ -106,7 +126,8 @@ def _version(members: tuple[Member, ...]) -> int:
     """The same of every replica that knows the same. What changes with each advertisement alone is left out."""
     told = [
         (
-            *(member.region, member.address, member.roots, member.residency, round(member.trust, 2)),
+            *(member.region, member.address, member.roots, member.residency),
+            *(round(member.trust, 2), round(member.standing, 1)),
             _coarse(member.advertisement),
         )
         for member in members

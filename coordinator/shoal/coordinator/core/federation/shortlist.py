@@ -11,10 +11,14 @@ from shoal.types.workload import Requirements
 ASKED_MOST: Final = 16
 
 
-def shortlist(solicitation: Solicitation, members: Iterable[Member], *, most: int = ASKED_MOST) -> tuple[Member, ...]:
-    """The best first. How far they are the origin measured, and the solicitation carries it; else the member did."""
+def shortlist(
+    solicitation: Solicitation, members: Iterable[Member], *, standing: float = 1.0, most: int = ASKED_MOST
+) -> tuple[Member, ...]:
+    """The best first. How far they are the origin measured, and the solicitation carries it; else the member did.
+
+    standing: the origin's: of whom nothing comes, fewer hold room at a time."""
     fitting = (member for member in members if _fits(solicitation, member))
-    return tuple(sorted(fitting, key=lambda member: _rank(solicitation, member))[:most])
+    return tuple(sorted(fitting, key=lambda member: _rank(solicitation, member))[: max(1, round(most * standing))])
 
 
 def _fits(solicitation: Solicitation, member: Member) -> bool:

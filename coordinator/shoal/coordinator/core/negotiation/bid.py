@@ -55,12 +55,15 @@ def answer(
     used: Iterable[Reservation],
     cached: Collection[str],
     hold_s: Seconds,
+    held: Iterable[Reservation] = (),
+    standing: float = 1.0,
 ) -> Bid:
     """Offer, counter-offer or decline.
 
     inputs: the region as it is, with all that is reserved. bid: what an offer shall be called. used: what this
     counterpart's open bids and agreements take of the region. cached: digests whose bytes are here. hold_s: how long
-    an offer holds its room.
+    an offer holds its room. held: what of `used` was not awarded; standing (`standing.value`): what part of its share
+    the counterpart may so hold.
     """
     region = inputs.region
     trade = may_trade(trades, asked.origin, asked.workload.tenant)
@@ -77,7 +80,10 @@ def answer(
         offer, reserved = _offer(asked, plan, inputs, bid, cached), _reservations(plan, bid)
         if asked.indicative:
             return Bid(offer)
-        if (over := _over_share(trade, asked, (*used, *reserved), inputs.fleet)) is not None:
+        over = _over_share(trade.hold_share, asked, (*used, *reserved), inputs.fleet)
+        if over is None and standing < 1.0:
+            over = _over_share(trade.hold_share * standing, asked, (*held, *reserved), inputs.fleet, standing)
+        if over is not None:
             return _declined(asked, inputs, over)
         return Bid(replace(offer, hold_s=hold_s), reserved)
     proposal = plan.proposal
@@ -182,7 +188,9 @@ def _reservations(plan: WorkloadPlan, bid: str) -> tuple[Reservation, ...]:
     )
 
 
-def _over_share(trade: Trade, asked: Solicitation, used: Sequence[Reservation], fleet: Fleet) -> Refusal | None:
+def _over_share(
+    share: float, asked: Solicitation, used: Sequence[Reservation], fleet: Fleet, standing: float = 1.0
+) -> Refusal | None:
     """Whether one counterpart would hold more than its share of the region's memory, or of its devices' time."""
     devices = [(device, state) for state in fleet.nodes.values() for device in state.node.devices]
     memory = sum(total_bytes(device, state) for device, state in devices)
@@ -191,10 +199,15 @@ def _over_share(trade: Trade, asked: Solicitation, used: Sequence[Reservation], 
         sum(each.memory_bytes for each in used) / memory if memory else math.inf,
         math.fsum(each.busy for each in used) / time if time else math.inf,
     )
-    if taken <= trade.hold_share:
+    if taken <= share:
         return None
-    found = f"{asked.origin} would hold {taken:.0%} of the region"
-    return Refusal(Code.HOLD_SHARE, found, f"at most {trade.hold_share:.0%}", "release what is not needed")
+    found = f"{asked.origin} would hold {taken:.1%} of the region"
+    if standing == 1.0:
+        return Refusal(Code.HOLD_SHARE, found, f"at most {share:.1%}", "release what is not needed")
+    limit = f"at most {share:.1%} before an award: what it held came to nothing (standing {standing:.2f})"
+    return Refusal(
+        Code.HOLD_SHARE, found, limit, "award what is held, or release it at once; it is forgotten in minutes"
+    )
 
 
 def _tellable(intent: Intent, where: str, signed_by: tuple[str, ...]) -> bool:

@@ -6,11 +6,14 @@ from typing import Any
 from unit.coordinator.core.federation.members import GIB, advertisement, capacity, member
 from unit.coordinator.core.negotiation.trades import ORIGIN, solicitation
 
-from shoal.coordinator.core.federation.directory import RECORDS_KEPT, Book, listed, merged, trust
+from shoal.coordinator.core.federation.directory import RECORDS_KEPT, Book, listed, merged, standing_of, trust
 from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist
+from shoal.coordinator.core.negotiation.standing import Askers, Standing
 from shoal.types.agreement import Delivered
 from shoal.types.offer import Member
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Elapsed, Seconds, Wall
+
+NOON = Wall(1.7e9)
 
 
 def book(*regions: str) -> Book:
@@ -30,19 +33,19 @@ def delivered(agreement: str, seconds: float, *, region: str = "eu", breached: b
 
 def test_a24_the_last_good_advertisement_ages_out() -> None:
     known = book("eu")
-    assert listed(known, "fed", Elapsed(109.0)).members[0].advertisement is not None
-    silent = listed(known, "fed", Elapsed(110.0)).members[0]
+    assert listed(known, "fed", Elapsed(109.0), NOON).members[0].advertisement is not None
+    silent = listed(known, "fed", Elapsed(110.0), NOON).members[0]
     assert silent.advertisement is None
     assert silent.address == "eu:7447", "it is a member still"
 
 
 def test_the_same_advertisement_from_another_replica_extends_nothing() -> None:
     known = book("eu").with_advertisement(advertisement("eu"), Elapsed(108.0))
-    assert listed(known, "fed", Elapsed(110.0)).members[0].advertisement is None
+    assert listed(known, "fed", Elapsed(110.0), NOON).members[0].advertisement is None
 
 
 def test_the_version_tells_of_what_matters_and_not_of_each_beat() -> None:
-    version = listed(book("eu", "us"), "fed", Elapsed(101.0)).version
+    version = listed(book("eu", "us"), "fed", Elapsed(101.0), NOON).version
     assert version > 0
     beat = book("eu", "us").with_advertisement(advertisement("eu", 2, rtt_s={"us": 0.1}), Elapsed(101.0))
     slightly = book("eu", "us").with_advertisement(
@@ -51,17 +54,17 @@ def test_the_version_tells_of_what_matters_and_not_of_each_beat() -> None:
     half = book("eu", "us").with_advertisement(
         advertisement("eu", 2, classes=(capacity(free_bytes=50 * GIB),)), Elapsed(101.0)
     )
-    assert listed(beat, "fed", Elapsed(101.0)).version == version
-    assert listed(slightly, "fed", Elapsed(101.0)).version == version
+    assert listed(beat, "fed", Elapsed(101.0), NOON).version == version
+    assert listed(slightly, "fed", Elapsed(101.0), NOON).version == version
     for other in (half, book("eu"), book("eu", "us").with_member(member("us", address="us:1"))):
-        assert listed(other, "fed", Elapsed(101.0)).version != version
-    assert listed(book("eu", "us"), "fed", Elapsed(200.0)).version != version, "what aged out is told"
+        assert listed(other, "fed", Elapsed(101.0), NOON).version != version
+    assert listed(book("eu", "us"), "fed", Elapsed(200.0), NOON).version != version, "what aged out is told"
 
 
 def test_who_left_is_gone_and_its_record_is_not() -> None:
     known = book("eu", "us").with_delivered("us", "eu", (delivered("a", 0.5, breached=True),))
     left = known.without("eu")
-    assert names(listed(left, "fed", Elapsed(101.0)).members) == ["us"]
+    assert names(listed(left, "fed", Elapsed(101.0), NOON).members) == ["us"]
     assert trust(left.with_member(member("eu")), "eu") < 1
 
 
@@ -124,3 +127,25 @@ def test_the_trusted_come_first_and_then_the_near() -> None:
 def test_no_more_are_asked_than_can_be_waited_for() -> None:
     many = tuple(member(f"r{n:02}", advertisement=advertisement(f"r{n:02}")) for n in range(40))
     assert len(shortlist(solicitation(), many)) == ASKED_MOST
+
+
+def held(value: float) -> Askers:
+    return Askers({"eu": Standing(value, NOON)})
+
+
+def test_a28_an_asker_stands_as_the_median_of_those_who_held_for_it() -> None:
+    known = book("eu", "us", "ap", "sa").with_askers("us", held(0.2)).with_askers("ap", held(0.9))
+    assert standing_of(known, "us", NOON) == 1.0
+    assert standing_of(known.with_askers("sa", held(1.0)), "eu", NOON) == 0.9, "one that lies ruins nobody alone"
+    assert standing_of(known.with_askers("eu", held(1.0)), "eu", NOON) == standing_of(known, "eu", NOON) < 0.6
+    assert standing_of(known, "eu", Wall(NOON + 3600)) > 0.99
+    (before, after) = (listed(each, "fed", Elapsed(101.0), NOON) for each in (book("eu", "us", "ap", "sa"), known))
+    assert before.version != after.version
+    assert [each.standing for each in after.members if each.region != "eu"] == [1.0, 1.0, 1.0]
+
+
+def test_a28_of_whose_holds_nothing_comes_fewer_are_asked() -> None:
+    members = [member(f"r{n:02}", advertisement=advertisement(f"r{n:02}")) for n in range(20)]
+    assert len(shortlist(solicitation(), members)) == ASKED_MOST
+    assert len(shortlist(solicitation(), members, standing=0.5)) == ASKED_MOST // 2
+    assert len(shortlist(solicitation(), members, standing=0.01)) == 1
