@@ -5,6 +5,7 @@ line of JSON in FOLDER/codes.json counts how inputs were taken.
 """
 
 import json
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -35,6 +36,7 @@ def main(name: str, runs: int, seed: int, folder: Path) -> None:
     def one(data: bytes) -> None:
         codes[target.run(data)] += 1
         if codes.total() >= runs:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # libFuzzer's for one input: its handler is gone while Python ends
             (folder / "codes.json").write_text(json.dumps(codes))
 
     arguments = [

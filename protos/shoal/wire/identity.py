@@ -27,8 +27,14 @@ COORDINATOR_USER: Final = "shoal.coordinator"
 BACKDATED_S: Final = 3600.0
 """A certificate of ours begins this much before it is made: clocks differ."""
 
-UNREADABLE: Final = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
-"""What a certificate that a stranger made may have instead of extensions, besides ValueError."""
+UNREADABLE: Final = (
+    ValueError,
+    x509.InvalidVersion,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What reading a certificate that a stranger made may raise."""
 
 _URI: Final = re.compile(r"shoal://([^/]*)/([^/]*)/([^/]*)")
 
@@ -108,7 +114,7 @@ def identity_of_certificate(certificate: x509.Certificate) -> Identity:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (*UNREADABLE, ValueError) as cause:
+    except UNREADABLE as cause:
         raise refuse(
             Code.CERT_NAME_INVALID, "no readable subject alternative name", "one URI name", "enrol again"
         ) from cause
@@ -132,7 +138,7 @@ def identity_of_pem(pem: bytes) -> Identity:
     Raises ShoalError(CERT_NAME_INVALID)."""
     try:
         return identity_of_certificate(x509.load_pem_x509_certificate(pem))
-    except ValueError as cause:
+    except UNREADABLE as cause:
         raise refuse(Code.CERT_NAME_INVALID, "not a readable certificate", "one in PEM", "enrol again") from cause
 
 
@@ -140,7 +146,7 @@ def identity_of_der(der: bytes) -> Identity:
     """As `ssl.SSLSocket.getpeercert(binary_form=True)` gives it."""
     try:
         return identity_of_certificate(x509.load_der_x509_certificate(der))
-    except ValueError as cause:
+    except UNREADABLE as cause:
         raise refuse(Code.CERT_NAME_INVALID, "not a readable certificate", "one in DER", "enrol again") from cause
 
 

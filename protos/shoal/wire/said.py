@@ -17,7 +17,7 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.v1 import federation_pb2
 from shoal.wire import nouns
-from shoal.wire.identity import GrpcContext, Identity, identity_of_certificate
+from shoal.wire.identity import UNREADABLE, GrpcContext, Identity, identity_of_certificate
 from shoal.wire.signing import sign, verify
 from shoal.wire.trust import check_certificate, check_issued
 
@@ -121,7 +121,7 @@ def roots_known(region: str, roots_of: RootsOf) -> list[x509.Certificate]:
 def _certificate(der: bytes) -> x509.Certificate:
     try:
         return x509.load_der_x509_certificate(der)
-    except ValueError as cause:
+    except UNREADABLE as cause:
         raise refuse(
             Code.CERT_UNTRUSTED, "no readable certificate in it", "the coordinator's", "update the sender"
         ) from cause

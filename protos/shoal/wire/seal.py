@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import mqtt_pb2
 from shoal.wire import signing
+from shoal.wire.identity import UNREADABLE
 from shoal.wire.limits import LINK_BYTES
 from shoal.wire.topics import Channel
 
@@ -84,7 +85,7 @@ def open_signed(data: bytes, trust: Trust, region: str, node: str, channel: Chan
     message = parse(mqtt_pb2.Signed, data)
     try:
         certificate = x509.load_der_x509_certificate(message.certificate)
-    except (ValueError, x509.InvalidVersion) as cause:
+    except UNREADABLE as cause:
         raise _invalid("an unreadable certificate") from cause
     trust(certificate)
     signing.verify(certificate, message.signature, region, node, channel, message.content)

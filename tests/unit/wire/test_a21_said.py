@@ -16,6 +16,7 @@ from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.v1 import federation_pb2
 from shoal.wire import nouns
+from shoal.wire.identity import identity_of_der
 from shoal.wire.said import Signer, hear
 
 NOW = Wall(1_800_000_000.0)
@@ -61,6 +62,19 @@ def test_a21_in_another_regions_name(regions: Regions) -> None:
     said = regions.signer("mallory").say(award(), "eu-west")
     said.by = "us-east"
     assert refused(lambda: regions.hear(said)) is Code.REGION_MISMATCH
+
+
+VERSION = bytes.fromhex("a003020102")
+"""Of a certificate: X.509 v3, as DER has it."""
+
+
+def test_a13_a_certificate_of_a_version_that_there_is_not(regions: Regions) -> None:
+    """Found by the fuzzer: the library has an error of its own for that."""
+    said = regions.signer("us-east").say(award(), "eu-west")
+    assert said.certificate.count(VERSION) == 1
+    said.certificate = said.certificate.replace(VERSION, VERSION[:-1] + b"\x03")
+    assert refused(lambda: regions.hear(said)) is Code.CERT_UNTRUSTED
+    assert refused(lambda: identity_of_der(said.certificate)) is Code.CERT_NAME_INVALID
 
 
 def test_a21_with_a_certificate_of_its_own_making(regions: Regions) -> None:

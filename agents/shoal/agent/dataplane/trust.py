@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from shoal.agent.dataplane.transport import TlsFiles
 from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code, refuse
-from shoal.wire.identity import Identity, identity_of_pem
+from shoal.wire.identity import UNREADABLE, Identity, identity_of_pem
 from shoal.wire.trust import is_issued
 
 _KNOWN: Final = 1024
@@ -133,6 +133,6 @@ def _peer(peer: PeerTrust, ours: Collection[x509.Name]) -> _Peer:
 def _load(region: str, pem: str) -> tuple[x509.Certificate, ...]:
     try:
         return tuple(x509.load_pem_x509_certificates(pem.encode()))
-    except ValueError as error:
+    except UNREADABLE as error:
         _log.warning("root_unreadable", region=region, reason=str(error))
         return ()

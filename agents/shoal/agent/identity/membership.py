@@ -18,7 +18,7 @@ from shoal.types.assignment import Trust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds, Wall, show_seconds
 from shoal.wire.enrol import renew
-from shoal.wire.identity import BACKDATED_S, Identity, identity_of_certificate, identity_of_pem
+from shoal.wire.identity import BACKDATED_S, UNREADABLE, Identity, identity_of_certificate, identity_of_pem
 from shoal.wire.private import write_private
 from shoal.wire.token import ca_fingerprint
 
@@ -155,5 +155,5 @@ def _load(pem: str) -> x509.Certificate:
     """Raises ShoalError(MESSAGE_INVALID)."""
     try:
         return x509.load_pem_x509_certificate(pem.encode())
-    except ValueError as cause:
+    except UNREADABLE as cause:
         raise refuse(Code.MESSAGE_INVALID, "a CA that is no certificate", "PEM", "update the coordinator") from cause

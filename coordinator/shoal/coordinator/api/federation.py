@@ -127,7 +127,7 @@ def check_authorities(pems: tuple[str, ...]) -> None:
         try:
             (certificate,) = x509.load_pem_x509_certificates(pem.encode())
             authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        except (*UNREADABLE, ValueError):
+        except UNREADABLE:
             authority = False
         if not authority:
             raise refuse(Code.FIELD_INVALID, "something else than a CA's certificate", "the region's CAs, in PEM", "")

@@ -547,7 +547,8 @@ class BidsController:
 
     def _report(self, deal: Deal) -> ServiceReport:
         hours = max(0.0, self._clock.wall() - deal.since) / 3600
-        report = delivered(self._fleet(), hold.name_of(deal.state))
+        agreement = hold.name_of(deal.state)
+        report = delivered(self._fleet(), agreement, self._workloads.hosts(WorkloadKey(GUESTS, agreement)))
         return replace(report, cost_usd=deal.offer.cost * hours)
 
     def _judge(self, heard: Heard[Any], named: str, most: int = MESSAGE_BYTES) -> None:

@@ -45,6 +45,10 @@ DELIVERED: Final = KNOWN + "delivered/"
 ASKERS: Final = KNOWN + "askers/"
 COPIES: Final = "copies/"
 """Of the regions' ledgers: `copies/REGION/NNNN`."""
+COPIED: Final = "copied/"
+"""The newest entry of each, by which the next one is judged."""
+COPIES_KEPT: Final = 10_000
+"""Of each region, the newest."""
 SOLICITED_BURST: Final = 500.0
 SOLICITED_PER_S: Final = 100.0
 """Of one region of full standing; one whose solicitations come to nothing spends more on each."""
@@ -63,14 +67,24 @@ class FederationController:
     """Callers have been authenticated: `Heard.by` is who said it."""
 
     def __init__(
-        self, name: str, store: Store, events: EventLog, clock: Clock, meter: Meter, candidates: Candidates
+        self,
+        name: str,
+        store: Store,
+        events: EventLog,
+        clock: Clock,
+        meter: Meter,
+        candidates: Candidates,
+        *,
+        kept: int = COPIES_KEPT,
     ) -> None:
+        """kept: of each region's ledger, so many entries."""
         self._name = name
         self._store = store
         self._events = events
         self._clock = clock
         self._meter = meter
         self._candidates = candidates
+        self._kept = kept
         self._book = Book()
         self._revision = 0
         self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
@@ -174,11 +188,11 @@ class FederationController:
     async def reported(self, heard: Heard[ReportContent]) -> int:
         """The first ledger entry that is lacking. Raises ShoalError(LEDGER_BROKEN | REGION_UNKNOWN)."""
         self._member(heard.by)
-        puts, deliveries = {}, dict[str, tuple[Delivered, ...]]()
+        puts, old, deliveries = dict[str, bytes](), list[str](), dict[str, tuple[Delivered, ...]]()
         for each in heard.what.delivered:
             if each.region == heard.by:
                 continue  # nobody is his own judge
-            known = deliveries.get(each.region) or self._book.delivered.get((heard.by, each.region), ())
+            known = deliveries.get(each.region) or self._book.delivered_to(heard.by, each.region)
             deliveries[each.region] = merged(known, (each,))
         for region, delivered in deliveries.items():
             puts[f"{DELIVERED}{heard.by}/{region}"] = records.dump(Deliveries(delivered))
@@ -190,7 +204,11 @@ class FederationController:
                 if entry.sequence == last.sequence + 1:
                     raise self._broken(heard.by, entry)
                 break  # a gap: it is asked for
-            puts[f"{COPIES}{heard.by}/{entry.sequence:012}"] = records.dump(entry)
+            puts[_copy(heard.by, entry.sequence)] = puts[COPIED + heard.by] = records.dump(entry)
+            if entry.sequence > self._kept:
+                gone = _copy(heard.by, entry.sequence - self._kept)
+                puts.pop(gone, None)
+                old.append(gone)
             fresh.append(entry)
             last = entry
         known_askers = self._book.askers.get(heard.by, Askers())
@@ -198,7 +216,7 @@ class FederationController:
         if askers != known_askers:
             puts[ASKERS + heard.by] = records.dump(askers)
         if puts:
-            await self._store.commit(Transaction(puts))
+            await self._store.commit(Transaction(puts, deletes=tuple(old)))
             for region, delivered in deliveries.items():
                 self._book = self._book.with_delivered(heard.by, region, delivered)
             self._book = self._book.with_askers(heard.by, askers)
@@ -206,8 +224,12 @@ class FederationController:
 
     async def copies(self, region: str, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest of a region's ledger, oldest first."""
-        found = await self._store.scan(f"{COPIES}{region}/")
-        return tuple(records.load(LedgerEntry, record.value) for record in found[-limit:])
+        last = await self._last_copy(region)
+        if last is None:
+            return ()
+        after = _copy(region, max(0, last.sequence - limit))
+        found = await self._store.scan(f"{COPIES}{region}/", after=after)
+        return tuple(records.load(LedgerEntry, record.value) for record in found)
 
     def _spend(self, region: str, believed: float) -> None:
         """Of what a region may ask. believed: its standing."""
@@ -228,8 +250,8 @@ class FederationController:
         )
 
     async def _last_copy(self, region: str) -> LedgerEntry | None:
-        found = await self._store.scan(f"{COPIES}{region}/")
-        return records.load(LedgerEntry, found[-1].value) if found else None
+        found = await self._store.read(COPIED + region)
+        return records.load(LedgerEntry, found.value) if found is not None else None
 
     async def _ask(self, member: Member, asked: bytes, solicitation: Solicitation) -> Heard[Answer] | None:
         try:
@@ -299,6 +321,10 @@ def _own(heard: Heard[T], region: str) -> T:
             "a region speaks for itself alone",
         )
     return heard.what
+
+
+def _copy(region: str, sequence: int) -> str:
+    return f"{COPIES}{region}/{sequence:012}"
 
 
 def _bare(member: Member) -> Member:

@@ -1,7 +1,7 @@
 """What trades ask of their region: how its workloads stand at home, though another region may run them."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from shoal.coordinator.controllers.fleet import FleetController
@@ -19,7 +19,8 @@ from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import Intent, WorkloadKey
 
 LOOK_S: Final = Seconds(5.0)
-"""Whether home has a place for what runs elsewhere is looked at so often: it costs a placement."""
+"""Whether home has a place for what runs elsewhere is looked at so often, for all of it at once: it costs a placement.
+"""
 
 
 class RegionHome:
@@ -31,7 +32,8 @@ class RegionHome:
         self._clock = clock
         self._intents: tuple[tuple[Intent, ...], tuple[Intent, ...]] = ((), ())
         self._plans: tuple[Plan | None, dict[WorkloadKey, WorkloadPlan]] = (None, {})
-        self._looked = dict[WorkloadKey, tuple[Elapsed, bool]]()
+        self._look_at = Elapsed(-math.inf)
+        self._looked = dict[WorkloadKey, bool]()
 
     def intents(self) -> tuple[Intent, ...]:
         """The very same tuple until documents change."""
@@ -53,11 +55,10 @@ class RegionHome:
             return Standing(placed=True, serves=False)
         if plan.elsewhere:
             return Standing(self._could_be_placed(key), serves=False)
-        self._looked.pop(key, None)
         return Standing(plan.refusal is None, self._workloads.serves_at_home(key))
 
     def figures(self, key: WorkloadKey) -> Figures | None:
-        plan = self._what_if(key, explain=True)
+        plan = place(self._workloads.inputs(), explain=(key,), at_home=(key,)).of(key)
         return own_figures(plan) if plan is not None else None
 
     def gateways(self) -> tuple[GatewayRef, ...]:
@@ -68,15 +69,11 @@ class RegionHome:
 
     def _could_be_placed(self, key: WorkloadKey) -> bool:
         now = self._clock.now()
-        at, placed = self._looked.get(key, (Elapsed(now - LOOK_S), False))
-        if now - at >= LOOK_S:
-            plan = self._what_if(key, explain=False)
-            at, placed = now, plan is not None and plan.refusal is None
-            self._looked[key] = (at, placed)
-        return placed
-
-    def _what_if(self, key: WorkloadKey, *, explain: bool) -> WorkloadPlan | None:
-        """The workload's plan if no other region ran it."""
-        inputs = self._workloads.inputs()
-        here = replace(inputs, elsewhere=inputs.elsewhere - {key})
-        return place(here, explain=(key,) if explain else False).of(key)
+        if now >= self._look_at or key not in self._looked:
+            self._look_at = Elapsed(now + LOOK_S)
+            inputs = self._workloads.inputs()
+            away = {*inputs.elsewhere, *(each.workload for each in self._plans[1].values() if each.elsewhere)}
+            plans = place(inputs, explain=False, at_home=away).workloads
+            found = {each.workload: each.refusal is None for each in plans}
+            self._looked = {each: found.get(each, False) for each in away}
+        return self._looked.get(key, False)

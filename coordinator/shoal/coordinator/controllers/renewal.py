@@ -23,7 +23,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
 from shoal.wire.enrol import RENEWAL
-from shoal.wire.identity import Identity, identity_of_certificate
+from shoal.wire.identity import UNREADABLE, Identity, identity_of_certificate
 from shoal.wire.signing import verify
 
 NONCE_S: Final = 60.0
@@ -130,7 +130,7 @@ class Renewal:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
             issuer = self._authority.recognise(certificate, retired=True)
             identity = identity_of_certificate(certificate)
-        except (ValueError, ShoalError) as cause:
+        except (*UNREADABLE, ShoalError) as cause:
             raise _denied("not a certificate of this region", "the one that is held", "enrol again") from cause
         if identity.region != self._region or identity.role not in self._lifetimes:
             raise _denied(f"a certificate of {identity.uri}", "a node's or a person's of this region", "enrol again")

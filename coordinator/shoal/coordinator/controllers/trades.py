@@ -272,7 +272,7 @@ class TradesController:
                 return
         for effect in stepped.effects:
             self._begin(self._perform(key, effect))
-        self._publish()
+        self._publish_of(key, state)
 
     async def noticed(self, notice: Heard[Notice]) -> None:
         """The delegate's notice. Raises ShoalError(AGREEMENT_UNKNOWN) when it is not of an agreement of ours."""
@@ -406,7 +406,19 @@ class TradesController:
             for key, state in self.trades.items()
             if (each := _delegated(state, now, self._intent(key))) is not None
         }
-        peers = self._peers_met()
+        self._tell_region(delegated, self._peers_met())
+
+    def _publish_of(self, key: WorkloadKey, before: Trade) -> None:
+        """The same where nothing but this trade is another than before: there may be very many."""
+        state = self.trades.get(key, Trade(key))
+        known, each = self.delegated.get(key), _delegated(state, self._clock.now(), self._intent(key))
+        delegated = self.delegated
+        if each != known:
+            delegated = {other: one for other, one in delegated.items() if other != key}
+            delegated |= {key: each} if each is not None else {}
+        self._tell_region(delegated, self.peers if _met(state) == _met(before) else self._peers_met())
+
+    def _tell_region(self, delegated: Mapping[WorkloadKey, Delegated], peers: tuple[PeerTrust, ...]) -> None:
         if (delegated, peers) != (self.delegated, self.peers):
             self.delegated, self.peers = delegated, peers
             self._changed()
@@ -416,8 +428,8 @@ class TradesController:
         roots = {each.region: each.roots for each in directory.members} if directory is not None else {}
         gateways = dict[str, set[str]]()
         for state in self.trades.values():
-            for deal in _deals(state):
-                gateways.setdefault(deal.region, set()).update(each.name for each in deal.gateways)
+            for region, names in _met(state):
+                gateways.setdefault(region, set()).update(names)
         return tuple(
             PeerTrust(region, roots[region], tuple(sorted(names)), ())
             for region, names in sorted(gateways.items())
@@ -518,8 +530,9 @@ class TradesController:
             self._meter.count("reports_failed")
             return
         if told:
+            sent = frozenset(told)
             await self._keep(
-                lambda now: replace(now, unreported=tuple(each for each in now.unreported if each not in told))
+                lambda now: replace(now, unreported=tuple(each for each in now.unreported if each not in sent))
             )
 
     # -- acting ------------------------------------------------------------------------------------------------------
@@ -720,6 +733,11 @@ def _deals(state: Trade) -> tuple[Deal, ...]:
     """Agreements under which requests may still be on their way."""
     active = (state.phase.deal,) if isinstance(state.phase, Active) else ()
     return (*active, *(each.deal for each in state.leaving if each.code is not Code.BREACHED or each.deal.serves))
+
+
+def _met(state: Trade) -> frozenset[tuple[str, tuple[str, ...]]]:
+    """Regions that work for this trade, and their gateways for it."""
+    return frozenset((deal.region, tuple(each.name for each in deal.gateways)) for deal in _deals(state))
 
 
 def _offer_of(state: Trade, agreement: str) -> Offer | None:

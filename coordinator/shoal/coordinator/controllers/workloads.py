@@ -119,6 +119,7 @@ class WorkloadsController:
         self._seed = seed
         self._changed = changed
         self._signals = signals
+        self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
         self._memory = Memory()
         self._saved = Memory()
         self._revisions: dict[str, int] = {}
@@ -194,6 +195,10 @@ class WorkloadsController:
         """Replicas that requests for a workload are sent to."""
         table = self._memory.tables.get(str(key))
         return len(table.endpoints) if table is not None else 0
+
+    def hosts(self, key: WorkloadKey) -> frozenset[str]:
+        """Nodes that have, by the last step, replicas of what another region has run here."""
+        return self._hosts.get(key, frozenset())
 
     @property
     def kept_room(self) -> tuple[Reservation, ...]:
@@ -283,6 +288,7 @@ class WorkloadsController:
             await self._truth.commit(puts, deletes=tuple(DESIRED + node for node in gone), events=events)
         self._memory = self._saved = decision.memory
         self.waits, self.plan_now = decision.waits, decision.plan
+        self._hosts = _guests_hosts(decision.desired)
         self.desired.update(changed)
         self._written_at.update(dict.fromkeys(changed, self._clock.now()))
         for node in gone:
@@ -457,6 +463,15 @@ class WorkloadsController:
         self._plans[plan.hash] = _decisions(plan)
         while len(self._plans) > PLANS_KEPT:
             del self._plans[next(iter(self._plans))]
+
+
+def _guests_hosts(desired: Mapping[str, Content]) -> Mapping[WorkloadKey, frozenset[str]]:
+    found = dict[WorkloadKey, frozenset[str]]()
+    for node, content in desired.items():
+        for each in content.assignments:
+            if each.workload.tenant == GUESTS:
+                found[each.workload] = found.get(each.workload, frozenset()) | {node}
+    return found
 
 
 def _content(desired: DesiredSet) -> Content:

@@ -22,7 +22,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.wire.enrol import Enrolled, key_pem, new_key, request_pem
-from shoal.wire.identity import BACKDATED_S, check_name, common_name_of, dns_of, uri_of
+from shoal.wire.identity import BACKDATED_S, UNREADABLE, check_name, common_name_of, dns_of, uri_of
 
 CSR_BYTES: Final = 8 * 2**10
 SERVERS: Final = frozenset({Role.AGENT, Role.GATEWAY, Role.COORDINATOR, Role.FEDERATION, Role.BROKER})
@@ -171,7 +171,7 @@ def _checked(csr_pem: bytes, name: str) -> x509.CertificateSigningRequest:
         key = request.public_key()
         sound = request.is_signature_valid
         attributes, extensions = len(request.attributes), len(request.extensions)
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature) as cause:
+    except (*UNREADABLE, UnsupportedAlgorithm, InvalidSignature) as cause:
         raise _denied("not a readable signing request", "PKCS#10 in PEM") from cause
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise _denied("another kind of key", "EC P-256")

@@ -13,7 +13,7 @@ from unit.coordinator.core.negotiation.trades import offer, solicitation
 from harness.region import ManualClock
 from harness.wait import until
 from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.controllers.federation import SOLICITED_BURST, FederationController
+from shoal.coordinator.controllers.federation import COPIES, COPIES_KEPT, SOLICITED_BURST, FederationController
 from shoal.coordinator.controllers.region import NoMeter
 from shoal.coordinator.ports import Heard, StaleRevision, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -53,10 +53,10 @@ class World:
     clock: ManualClock
     bidders: Bidders
 
-    async def replica(self) -> FederationController:
+    async def replica(self, kept: int = COPIES_KEPT) -> FederationController:
         events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
         await events.start()
-        controller = FederationController("fed", self.store, events, self.clock, NoMeter(), self.bidders)
+        controller = FederationController("fed", self.store, events, self.clock, NoMeter(), self.bidders, kept=kept)
         await controller.start()
         return controller
 
@@ -196,6 +196,23 @@ async def test_a_copy_of_each_ledger_is_kept_and_one_that_is_rewritten_is_refuse
     assert await federation.copies("eu", 10) == entries
     forged = LedgerEntry(6, Wall(1.0), "ended", "a", "us", "t/w", "", "", "", "0" * 64)
     assert await refusal_of(federation.reported(heard("eu", ReportContent((), (forged,))))) is Code.LEDGER_BROKEN
+
+
+async def test_the_oldest_copies_go_and_the_chain_goes_on(world: World) -> None:
+    federation = await world.replica(kept=3)
+    await federation.admit(member("eu"))
+    entries = chain(9)
+    assert await federation.reported(heard("eu", ReportContent((), entries[:2]))) == 3
+    assert await federation.reported(heard("eu", ReportContent((), entries[2:7]))) == 8
+    kept = [record.key for record in await world.store.scan(COPIES)]
+    assert kept == [f"{COPIES}eu/{number:012}" for number in (5, 6, 7)]
+    again = await world.replica(kept=3)
+    assert await again.reported(heard("eu", ReportContent((), ()))) == 8, "after a restart too"
+    forged = replace(entries[7], previous="0" * 64)
+    assert await refusal_of(again.reported(heard("eu", ReportContent((), (forged,))))) is Code.LEDGER_BROKEN
+    assert await again.reported(heard("eu", ReportContent((), entries[7:]))) == 10
+    assert await again.copies("eu", 2) == entries[7:]
+    assert await again.copies("eu", 100) == entries[6:]
 
 
 async def test_replicas_learn_what_the_others_wrote(world: World) -> None:

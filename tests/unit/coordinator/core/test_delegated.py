@@ -156,5 +156,5 @@ def test_the_delegate_counts_joules_where_its_replicas_are() -> None:
     served = Served("eu-west", 4, 0, Seconds(0.01), Seconds(0.01), Joules(8.0), EnergySource.MEASURED)
     replica = observed(assignment, Phase.READY, served=(served,))
     fleet = fleet.put(replace(fleet.nodes["a"], observed={replica.assignment: replica}))
-    report = delivered(fleet, "ag-1")
+    report = delivered(fleet, "ag-1", ["a"])
     assert (report.joules, report.energy_source) == (20.0, EnergySource.MEASURED)

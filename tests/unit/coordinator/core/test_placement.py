@@ -88,6 +88,23 @@ def test_weights_decide_between_fast_and_frugal() -> None:
     assert all(each.pareto for each in only(place(inputs(fleet, intent(), costs=costs))).candidates)
 
 
+def test_what_runs_elsewhere_is_tried_at_home_each_by_itself_and_takes_no_room() -> None:
+    """As though it alone came home: the device has room for two of the three."""
+    fleet = fleet_of(node("a"))
+    wide = {DIGEST: profile(DIGEST, size=500 * MIB)}
+    here, away, third = intent("here"), intent("away"), intent("third")
+    keys = {each.key for each in (away, third)}
+    world = inputs(fleet, here, away, third, profiles=wide, elsewhere=frozenset(keys))
+    both = place(world, explain=False, at_home=keys)
+    for key in keys:
+        alone = place(replace(world, elsewhere=world.elsewhere - {key}), explain=False)
+        assert both.of(key) == alone.of(key)
+        assert alone.of(key).refusal is None  # type: ignore[union-attr]
+    assert both.of(here.key) == place(world, explain=False).of(here.key)
+    together = place(replace(world, elsewhere=frozenset()), explain=False)
+    assert [each.refusal is None for each in together.workloads] != [True, True, True], "not for all of them at once"
+
+
 def test_a_variant_is_a_candidate_of_its_own() -> None:
     plan = only(place(inputs(fleet_of(node("a")), intent(models=BOTH))))
     assert len(plan.candidates) == 2

@@ -34,11 +34,13 @@ class Live:
 class Book:
     """members: as they said of themselves (no advertisement, trust 1).
 
-    delivered: by (origin, delegate), oldest first. askers: by delegate."""
+    delivered: by delegate and origin, oldest first. trust: by delegate, what follows from that (`trusted`). askers: by
+    delegate."""
 
     members: Mapping[str, Member] = field(default_factory=dict)
     live: Mapping[str, Live] = field(default_factory=dict)
-    delivered: Mapping[tuple[str, str], tuple[Delivered, ...]] = field(default_factory=dict)
+    delivered: Mapping[str, Mapping[str, tuple[Delivered, ...]]] = field(default_factory=dict)
+    trust: Mapping[str, float] = field(default_factory=dict)
     askers: Mapping[str, Askers] = field(default_factory=dict)
 
     def with_member(self, member: Member) -> "Book":
@@ -52,7 +54,15 @@ class Book:
         return replace(self, live={**self.live, advertisement.region: Live(advertisement, now)})
 
     def with_delivered(self, origin: str, region: str, delivered: tuple[Delivered, ...]) -> "Book":
-        return replace(self, delivered={**self.delivered, (origin, region): delivered})
+        seen = {**self.delivered.get(region, {}), origin: delivered}
+        return replace(
+            self,
+            delivered={**self.delivered, region: seen},
+            trust={**self.trust, region: trusted(region, seen)},
+        )
+
+    def delivered_to(self, origin: str, region: str) -> tuple[Delivered, ...]:
+        return self.delivered.get(region, {}).get(origin, ())
 
     def with_askers(self, region: str, askers: Askers) -> "Book":
         return replace(self, askers={**self.askers, region: askers})
@@ -64,12 +74,13 @@ class Book:
 
 
 def listed(book: Book, federation: str, now: Elapsed, wall: Wall) -> Directory:
+    asked = standings(book, wall)
     members = tuple(
         replace(
             member,
             advertisement=_current(book, region, now),
-            trust=trust(book, region),
-            standing=standing_of(book, region, wall),
+            trust=book.trust.get(region, 1.0),
+            standing=asked.get(region, 1.0),
         )
         for region, member in sorted(book.members.items())
     )
@@ -85,24 +96,26 @@ def merged(known: Iterable[Delivered], told: Iterable[Delivered]) -> tuple[Deliv
     return tuple(by_agreement.values())[-RECORDS_KEPT:]
 
 
-def trust(book: Book, region: str) -> float:
-    """1: as promised; less below. The median of what each origin saw, so that one that lies ruins nobody alone."""
-    seen = [
-        reputation.of(records).get(region, 1.0)
-        for (_, delegate), records in book.delivered.items()
-        if delegate == region
-    ]
-    return median(seen) if seen else 1.0
+def trusted(region: str, seen: Mapping[str, tuple[Delivered, ...]]) -> float:
+    """1: as promised; less below. The median of what each origin saw, so that one that lies ruins nobody alone.
+
+    seen: by origin, what `region` delivered to it."""
+    return median(reputation.of(records).get(region, 1.0) for records in seen.values()) if seen else 1.0
+
+
+def standings(book: Book, wall: Wall) -> Mapping[str, float]:
+    """By region for which others held something. 1: that came to something; less below. The median of those who held,
+    as with trust."""
+    seen = dict[str, list[float]]()
+    for delegate, askers in book.askers.items():
+        for region, each in askers.standings.items():
+            if region != delegate:
+                seen.setdefault(region, []).append(standing.value(each, wall))
+    return {region: median(values) for region, values in seen.items()}
 
 
 def standing_of(book: Book, region: str, wall: Wall) -> float:
-    """1: what is held for it comes to something; less below. The median of those who held, as with trust."""
-    seen = [
-        standing.value(each.standings[region], wall)
-        for delegate, each in book.askers.items()
-        if delegate != region and region in each.standings
-    ]
-    return median(seen) if seen else 1.0
+    return standings(book, wall).get(region, 1.0)
 
 
 def _current(book: Book, region: str, now: Elapsed) -> Advertisement | None:

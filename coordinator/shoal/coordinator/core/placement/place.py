@@ -15,11 +15,15 @@ from shoal.types.agreement import GUESTS
 from shoal.types.workload import Intent, WorkloadKey
 
 
-def place(inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True) -> Plan:
+def place(
+    inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True, at_home: Collection[WorkloadKey] = ()
+) -> Plan:
     """Where every workload shall run, why, and what would have to give where it cannot.
 
     explain: for all, none, or these. Without it there are no candidates and no proposals, and a workload whose replicas
     all stand costs nothing that grows with the fleet; the decisions, and so the hash, are the same.
+    at_home: of those elsewhere, where each would be placed if no other region ran it, and the others were where they
+    are: such a plan takes no room from anybody.
     """
     scope = Scope(inputs)
     intents = sorted(inputs.intents, key=lambda intent: (-intent.priority, intent.key))
@@ -30,17 +34,19 @@ def place(inputs: Inputs, *, explain: bool | Collection[WorkloadKey] = True) -> 
     plans = list[WorkloadPlan]()
     for intent in intents:
         stands = current[intent.key]
-        if intent.key in inputs.elsewhere:
+        away = intent.key in inputs.elsewhere
+        if away and intent.key not in at_home:
             plans.append(_elsewhere(intent, stands))
             continue
         is_guest = intent.key.tenant == GUESTS
         own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
-        free, opening = books.reserving(own, -1), opening.reserving(own, -1)
-        solver = Solver(scope, intent, stands, caps[intent.key], free, opening)
+        free, free_at_first = books.reserving(own, -1), opening.reserving(own, -1)
+        solver = Solver(scope, intent, stands, caps[intent.key], free, free_at_first)
         plan, after = _workload(solver, explain=explain if isinstance(explain, bool) else intent.key in explain)
-        books = after if plan.targets else after.reserving(own)
         plans.append(plan)
-        opening = opening.without(scope, intent, stands)
+        if not away:
+            books = after if plan.targets else after.reserving(own)
+            opening = free_at_first.without(scope, intent, stands)
     return Plan(tuple(plans), _hash(inputs, plans))
 
 

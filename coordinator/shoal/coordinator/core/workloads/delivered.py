@@ -1,6 +1,6 @@
 """What an agreement brought so far, from what this region's gateways and devices counted."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.types.agreement import GUESTS, ServiceReport
@@ -10,10 +10,10 @@ from shoal.types.units import Joules, Seconds
 from shoal.types.workload import WorkloadKey
 
 
-def delivered(fleet: Fleet, agreement: str) -> ServiceReport:
-    """Of either side: requests as its gateways counted them since this coordinator began to hear them, and where the
-    replicas are here (tenant `guests`) the energy that so many cost. cost_usd 0: what a price makes of it is the
-    caller's business. latency_p95_s: of the gateway that saw the longest.
+def delivered(fleet: Fleet, agreement: str, nodes: Collection[str] = ()) -> ServiceReport:
+    """Of either side: requests as its gateways counted them since this coordinator began to hear them, and the energy
+    that so many cost on those `nodes` that have its replicas here (tenant `guests`). cost_usd 0: what a price makes of
+    it is the caller's business. latency_p95_s: of the gateway that saw the longest.
     """
     crossings, requests, errors = list[Crossing](), 0, 0
     for state in fleet.nodes.values():
@@ -22,7 +22,7 @@ def delivered(fleet: Fleet, agreement: str) -> ServiceReport:
             crossings.append(crossing)
             requests += crossing.requests + before[0]
             errors += crossing.errors + before[1]
-    served = tuple(_served(fleet, WorkloadKey(GUESTS, agreement)))
+    served = tuple(_served(fleet, nodes, WorkloadKey(GUESTS, agreement)))
     counted = sum(each.requests for each in served)
     sources = {each.energy_source for each in served}
     each_j = sum(each.joules for each in served) / counted if counted else 0.0
@@ -36,8 +36,8 @@ def delivered(fleet: Fleet, agreement: str) -> ServiceReport:
     )
 
 
-def _served(fleet: Fleet, key: WorkloadKey) -> Iterable[Served]:
-    for _, state in sorted(fleet.nodes.items()):
+def _served(fleet: Fleet, nodes: Collection[str], key: WorkloadKey) -> Iterable[Served]:
+    for state in (fleet.nodes[name] for name in sorted(nodes) if name in fleet.nodes):
         for observed in state.observed.values():
             if observed.workload == key:
                 yield from (each for each in observed.served if each.joules >= 0)

@@ -29,6 +29,7 @@ def tables(
     `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
+    own = _gateways(fleet) if delegated else []
     for node in sorted(desired):
         state = fleet.nodes.get(node)
         for assignment in sorted(desired[node], key=lambda each: each.id):
@@ -45,7 +46,7 @@ def tables(
         home = tuple(sorted(endpoints.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
         away = delegated.get(each.workload)
         found = (*home, *_abroad(away)) if away is not None else home
-        through = _through(away.agreement, fleet, old) if away is not None else ()
+        through = _through(away.agreement, own, old) if away is not None else ()
         code, reason = (
             ("", "") if found else _pending(each.workload, each.refusal.code if each.refusal else None, desired)
         )
@@ -79,8 +80,8 @@ def gateways(fleet: Fleet) -> tuple[GatewayRef, ...]:
     """Of this region, by name, but for those that are lost or revoked: whom another region may meet."""
     return tuple(
         GatewayRef(state.name, state.node.grpc_address)
-        for _, state in sorted(fleet.nodes.items())
-        if is_gateway(state) and not state.revoked and (state.liveness is not Liveness.LOST or state.hidden)
+        for state in _gateways(fleet)
+        if not state.revoked and (state.liveness is not Liveness.LOST or state.hidden)
     )
 
 
@@ -131,13 +132,24 @@ def _abroad(away: Delegated) -> tuple[Endpoint, ...]:
     )
 
 
-def _through(agreement: str, fleet: Fleet, known: Table | None) -> tuple[Endpoint, ...]:
-    """This region's gateways, one replica each for every workload that they lead to."""
+def _gateways(fleet: Fleet) -> list[NodeState]:
+    return sorted((state for state in fleet.nodes.values() if is_gateway(state)), key=lambda state: state.name)
+
+
+def _through(agreement: str, own: Sequence[NodeState], known: Table | None) -> tuple[Endpoint, ...]:
+    """own: this region's gateways, one replica each for every workload that they lead to."""
     listed = {endpoint.node for endpoint in known.through} if known is not None else set()
     return tuple(
-        Endpoint(f"{agreement}/{name}", name, EndpointKind.GATEWAY, state.node.grpc_address, 1.0, EndpointState.READY)
-        for name, state in sorted(fleet.nodes.items())
-        if is_gateway(state) and _answers(state, listed=name in listed)
+        Endpoint(
+            f"{agreement}/{state.name}",
+            state.name,
+            EndpointKind.GATEWAY,
+            state.node.grpc_address,
+            1.0,
+            EndpointState.READY,
+        )
+        for state in own
+        if _answers(state, listed=state.name in listed)
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from unit.coordinator.core.federation.members import GIB, advertisement, capacity, member
 from unit.coordinator.core.negotiation.trades import ORIGIN, solicitation
 
-from shoal.coordinator.core.federation.directory import RECORDS_KEPT, Book, listed, merged, standing_of, trust
+from shoal.coordinator.core.federation.directory import RECORDS_KEPT, Book, listed, merged, standing_of, trusted
 from shoal.coordinator.core.federation.shortlist import ASKED_MOST, shortlist
 from shoal.coordinator.core.negotiation.standing import Askers, Standing
 from shoal.types.agreement import Delivered
@@ -65,16 +65,16 @@ def test_who_left_is_gone_and_its_record_is_not() -> None:
     known = book("eu", "us").with_delivered("us", "eu", (delivered("a", 0.5, breached=True),))
     left = known.without("eu")
     assert names(listed(left, "fed", Elapsed(101.0), NOON).members) == ["us"]
-    assert trust(left.with_member(member("eu")), "eu") < 1
+    assert left.with_member(member("eu")).trust["eu"] < 1
 
 
 def test_trust_is_the_median_of_what_origins_saw() -> None:
     kept, broken = (delivered("a", 0.05),) * 3, tuple(delivered(f"b{n}", 9.0, breached=True) for n in range(3))
     known = book("eu").with_delivered("us", "eu", kept).with_delivered("ap", "eu", kept)
-    assert trust(known, "eu") == 1.0
-    assert trust(known.with_delivered("liar", "eu", broken), "eu") == 1.0, "one that lies ruins nobody alone"
-    assert trust(Book().with_delivered("us", "eu", broken), "eu") < 0.5
-    assert trust(Book(), "eu") == 1.0
+    assert known.trust["eu"] == 1.0
+    assert known.with_delivered("liar", "eu", broken).trust["eu"] == 1.0, "one that lies ruins nobody alone"
+    assert Book().with_delivered("us", "eu", broken).trust["eu"] < 0.5
+    assert trusted("eu", {}) == 1.0
 
 
 def test_a_record_has_the_newest_word_of_each_agreement() -> None:
