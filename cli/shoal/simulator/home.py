@@ -7,7 +7,7 @@ serves, the inputs of a what-if; and they tell it what is held, who is a guest, 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator.controllers.catalog import Catalog, Guest, ModelRecord
@@ -183,6 +183,11 @@ class Home:
         table = self._memory.tables.get(str(key))
         return len(table.endpoints) if table is not None else 0
 
+    def hosts(self, key: WorkloadKey) -> frozenset[str]:
+        return frozenset(
+            node for node, content in self._desired.items() if any(each.workload == key for each in content.assignments)
+        )
+
     def adopt_bids(
         self, *, guests: tuple[Guest, ...], reserved: tuple[Reservation, ...], promises: tuple[Promise, ...]
     ) -> None:
@@ -225,9 +230,7 @@ class Home:
 
     def _what_if(self, key: WorkloadKey, *, explain: bool) -> WorkloadPlan:
         """The workload's plan if no other region ran it."""
-        inputs = self.inputs()
-        here = replace(inputs, elsewhere=inputs.elsewhere - {key})
-        plan = place(here, explain=(key,) if explain else False).of(key)
+        plan = place(self.inputs(), explain=(key,) if explain else False, at_home=(key,)).of(key)
         assert plan is not None
         return plan
 
