@@ -96,13 +96,13 @@ MUTATIONS = (
     Mutation(
         "empty-list-is-healthy",
         "empty list counts as healthy",
-        reconcile._Step._after,
+        reconcile._Step._is_free,
         (("full = plan.placed >= plan.wanted > 0", "full = True"),),
     ),
     Mutation(
         "old-goes-when-new-loads",
         "old replica removed on target `loading`",
-        reconcile._Step._served,
+        reconcile._Step._in_service,
         (
             ("and observed.phase is Phase.READY", "and observed.phase in (Phase.LOADING, Phase.WARMING, Phase.READY)"),
             ("and mark.stage is Stage.SERVING", ""),

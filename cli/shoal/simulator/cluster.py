@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shoal.agent.supervisor import Settings, Supervisor
 from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.placement.model import WorkloadPlan
 from shoal.simulator.broker import Broker, BrokerLink, BrokerLinks
 from shoal.simulator.disk import Disk
 from shoal.simulator.judge import TWIN
@@ -21,7 +22,7 @@ from shoal.types.device import Node, Role
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Spread, WorkloadKey
+from shoal.types.workload import Intent, Spread, Standby, WorkloadKey
 from shoal.wire import nouns
 
 REGION = "sim"
@@ -337,7 +338,8 @@ class Cluster:
         return found
 
     def _missing_replicas(self, region: Region) -> list[str]:
-        """Counted apart from the placement: as many as spread, quota and sound models allow must be ready.
+        """Counted apart from the placement: as many as spread, quota and sound models allow must be ready, and one more
+        to stand by where there is a node without an active one.
 
         A replica that the plan does not want may only be there while the plan lacks one: the old stays.
         """
@@ -347,7 +349,9 @@ class Cluster:
             plan = region.workloads.plan_now.of(intent.key) if region.workloads.plan_now else None
             if plan is None:
                 return [f"{intent.key} is not planned"]
-            room, placed = room + self._most(intent), placed + plan.placed
+            standbys = [target for target in plan.targets if target.standby]
+            room += self._most(intent) + self._spare(intent, plan)
+            placed += plan.placed + len(standbys)
             ready = self._ready(intent.key)
             wanted = {target.keeps for target in plan.targets}
             found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
@@ -374,6 +378,11 @@ class Cluster:
         return {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}[
             intent.require.spread
         ]
+
+    def _spare(self, intent: Intent, plan: WorkloadPlan) -> int:
+        used = {target.node for target in plan.targets if not target.standby}
+        free = {machine.name for machine in self._standing() if machine.chips} - used
+        return int(intent.require.standby is Standby.WARM and 0 < plan.wanted <= plan.placed and bool(free))
 
     def _ready(self, workload: WorkloadKey) -> set[str]:
         return {

@@ -224,7 +224,7 @@ class Machine:
         tried: set[str] = set()
         crashed = False
         while True:
-            choices = [each for each in self._choices(route, forwarded=forwarded) if each.assignment not in tried]
+            choices = self._choices(route, tried, forwarded=forwarded)
             if not choices:
                 return (Code.REPLICA_UNREACHABLE if tried else Code.MODEL_NOT_READY), ""
             endpoint = self.chance.pick(choices)
@@ -239,14 +239,17 @@ class Machine:
             if not front.alive:
                 return Code.REPLICA_UNREACHABLE, ""
 
-    def _choices(self, route: Route, *, forwarded: bool) -> list[Endpoint]:
-        return [
+    def _choices(self, route: Route, tried: set[str], *, forwarded: bool) -> list[Endpoint]:
+        """Those that stand by only when all others were tried."""
+        open_to = [
             each
             for each in route.endpoints
-            if each.state is EndpointState.READY
+            if each.assignment not in tried
             and each.weight > 0
             and (each.assignment in self.front.workers if each.kind is EndpointKind.LOCAL else not forwarded)
         ]
+        at_work = [each for each in open_to if each.state is EndpointState.READY]
+        return at_work or [each for each in open_to if each.state is EndpointState.STANDBY]
 
     async def _try(self, endpoint: Endpoint, workload: WorkloadKey) -> tuple[Code | None, str]:
         if endpoint.kind is EndpointKind.LOCAL:

@@ -77,7 +77,8 @@ class Operators:
         model = chance.pick(sorted(self._cluster.spec.profiles))
         replicas = chance.whole(1, 3)
         spread = chance.pick(["none", "device", "node"]) if replicas > 1 else "none"
-        text = _documents(name, edition, model, replicas, spread)
+        standby = "warm" if self._chance.stream(f"standby of {edition}").happens(0.25) else "none"
+        text = _documents(name, edition, model, replicas, spread, standby)
 
         async def act(region: Region) -> None:
             applied = await region.workloads.apply([(f"{name}.yaml", text)], {}, "", WHO)
@@ -255,12 +256,12 @@ spec: {{quota: {{replicas: {replicas}}}}}
 """
 
 
-def _documents(name: str, edition: str, model: str, replicas: int, spread: str) -> str:
+def _documents(name: str, edition: str, model: str, replicas: int, spread: str, standby: str) -> str:
     return f"""apiVersion: shoal/v1
 kind: Policy
 metadata: {{name: {name}}}
 spec:
-  require: {{availability: {{replicas: {replicas}, spread: {spread}}}}}
+  require: {{availability: {{replicas: {replicas}, spread: {spread}, standby: {standby}}}}}
 ---
 apiVersion: shoal/v1
 kind: Workload

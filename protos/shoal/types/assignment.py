@@ -54,7 +54,8 @@ class Assignment:
     filled by the coordinator from the ModelProfile. signed: where the workload's policy asks for a publisher's
     signature; None where it does not. verification: of a replica that takes over from another, until it has passed.
     verifiers: of a replica that another takes over from. capture: how many of its requests the node may keep in memory,
-    with the workload's consent, to verify moves with; 0: none.
+    with the workload's consent, to verify moves with; 0: none. standby: kept ready for when no other replica
+    answers; its node runs it as any.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Assignment:
     verification: Verification | None = None
     verifiers: tuple[Verifier, ...] = ()
     capture: int = 0
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)

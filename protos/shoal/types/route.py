@@ -18,6 +18,8 @@ class EndpointKind(StrEnum):
 class EndpointState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
+    STANDBY = "standby"
+    """Takes requests when no ready one does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,6 +344,7 @@ class Candidate(_message.Message):
     NEAREST_FIELD_NUMBER: _builtins.int
     PARETO_FIELD_NUMBER: _builtins.int
     CARBON_G_PER_H_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     device: _builtins.str
     model: _builtins.str
@@ -357,6 +358,8 @@ class Candidate(_message.Message):
     """The nearest change that would make it fit, as one would type it."""
     pareto: _builtins.bool
     carbon_g_per_h: _builtins.float
+    standby: _builtins.bool
+    """It was chosen to stand by: loaded, and without requests until every active replica fails."""
     @_builtins.property
     def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreTerm]: ...
     @_builtins.property
@@ -383,10 +386,11 @@ class Candidate(_message.Message):
         nearest: _builtins.str = ...,
         pareto: _builtins.bool = ...,
         carbon_g_per_h: _builtins.float = ...,
+        standby: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carbon_g_per_h", b"carbon_g_per_h", "chosen", b"chosen", "cost_usd_per_h", b"cost_usd_per_h", "current", b"current", "device", b"device", "emulated", b"emulated", "model", b"model", "nearest", b"nearest", "node", b"node", "pareto", b"pareto", "precision", b"precision", "prediction", b"prediction", "refusal", b"refusal", "score", b"score", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carbon_g_per_h", b"carbon_g_per_h", "chosen", b"chosen", "cost_usd_per_h", b"cost_usd_per_h", "current", b"current", "device", b"device", "emulated", b"emulated", "model", b"model", "nearest", b"nearest", "node", b"node", "pareto", b"pareto", "precision", b"precision", "prediction", b"prediction", "refusal", b"refusal", "score", b"score", "standby", b"standby", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -498,6 +502,7 @@ class WorkloadPlan(_message.Message):
     AGREEMENT_FIELD_NUMBER: _builtins.int
     BIDS_FIELD_NUMBER: _builtins.int
     UNDELEGATED_FIELD_NUMBER: _builtins.int
+    NO_STANDBY_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     wanted: _builtins.int
     placed: _builtins.int
@@ -527,6 +532,10 @@ class WorkloadPlan(_message.Message):
     def undelegated(self) -> _nouns_pb2.Refusal:
         """Why it is not, or would not be, run elsewhere although its policy delegates."""
 
+    @_builtins.property
+    def no_standby(self) -> _nouns_pb2.Refusal:
+        """Why no replica stands by although its policy asks for one."""
+
     def __init__(
         self,
         *,
@@ -544,10 +553,11 @@ class WorkloadPlan(_message.Message):
         agreement: _builtins.str = ...,
         bids: _abc.Iterable[Global___BidView] | None = ...,
         undelegated: _nouns_pb2.Refusal | None = ...,
+        no_standby: _nouns_pb2.Refusal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "undelegated", b"undelegated", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["no_standby", b"no_standby", "refusal", b"refusal", "undelegated", b"undelegated", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "bids", b"bids", "candidates", b"candidates", "changes", b"changes", "delegate", b"delegate", "delegated_to", b"delegated_to", "nearest", b"nearest", "placed", b"placed", "policy", b"policy", "refusal", b"refusal", "relaxed", b"relaxed", "undelegated", b"undelegated", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "bids", b"bids", "candidates", b"candidates", "changes", b"changes", "delegate", b"delegate", "delegated_to", b"delegated_to", "nearest", b"nearest", "no_standby", b"no_standby", "placed", b"placed", "policy", b"policy", "refusal", b"refusal", "relaxed", b"relaxed", "undelegated", b"undelegated", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,7 +160,7 @@ MISTAKES = [
         Code.FIELD_INVALID,
         "2027-12-31",
     ),
-    ("standby", policy("  require: {availability: {standby: §warm}}\n"), Code.NOT_SUPPORTED_YET, "write none"),
+    ("standby", policy("  require: {availability: {standby: §staged}}\n"), Code.NOT_SUPPORTED_YET, "write none, warm"),
     ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),
     ("consent", workload("  capture: {consent: §true}\n"), Code.NOT_SUPPORTED_YET, "write false"),
     ("session", workload("  session: {§state: {h: hn}}\n"), Code.NOT_SUPPORTED_YET, "remove"),

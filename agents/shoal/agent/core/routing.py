@@ -138,15 +138,15 @@ def fault_of(code: Code) -> Fault:
     return _FAULT_OF.get(code, Fault.REQUEST)
 
 
-def candidates(route: Route, here: AbstractSet[str]) -> tuple[Endpoint, ...]:
-    """Endpoints that may take something new. here: assignments with a local worker that takes requests."""
-    return tuple(
-        endpoint
-        for endpoint in route.endpoints
-        if endpoint.state is EndpointState.READY
-        and endpoint.weight > 0
-        and (endpoint.kind is not EndpointKind.LOCAL or endpoint.assignment in here)
-    )
+def candidates(
+    route: Route, health: Mapping[str, Health], here: AbstractSet[str], now: Elapsed
+) -> tuple[Endpoint, ...]:
+    """Endpoints that may take something new: those that stand by only while no other takes requests. here: assignments
+    with a local worker that takes requests."""
+    at_work = _in_state(EndpointState.READY, route, here)
+    if any(_takes(health.get(endpoint.assignment, WELL), now) for endpoint in at_work):
+        return at_work
+    return (*at_work, *_in_state(EndpointState.STANDBY, route, here))
 
 
 def choose(
@@ -163,9 +163,10 @@ def choose(
     A replica drawn by weight gets the request if it is idle, else the one whose outstanding requests are least for its
     weight. So a light load is shared by weights (what a step of a migration counts on), a heavy one by how fast the
     replicas are. An ejected replica gets nothing until its time is over, then one request at a time, unless nothing
-    else is left. session: requests of one session meet one replica, as long as it takes requests.
+    else is left; those that stand by take over for as long as all others are ejected. session: requests of one session
+    meet one replica, as long as it takes requests.
     """
-    open_to_new = candidates(route, here)
+    open_to_new = candidates(route, health, here, now)
     if not open_to_new:
         return _nowhere(route)
     untried = [endpoint for endpoint in open_to_new if endpoint.assignment not in tried]
@@ -189,7 +190,7 @@ def choose(
 
 def ready(route: Route, health: Mapping[str, Health], here: AbstractSet[str], now: Elapsed) -> bool:
     """Whether some replica takes requests and is not ejected."""
-    states = (health.get(endpoint.assignment, WELL) for endpoint in candidates(route, here))
+    states = (health.get(endpoint.assignment, WELL) for endpoint in candidates(route, health, here, now))
     return any(state.ejected_until is None or now >= state.ejected_until for state in states)
 
 
@@ -252,9 +253,10 @@ def admit(
     left_s: Seconds,
     size: Bytes,
     limits: Limits,
+    now: Elapsed,
 ) -> Turned | None:
     """None, or why the request may not even wait: nobody serves it, no room, or no replica answers within `left_s`."""
-    replicas = candidates(route, here)
+    replicas = candidates(route, health, here, now)
     if not replicas:
         return Turned(_nowhere(route), Seconds(1.0))
     waits = [_wait(health.get(replica.assignment, WELL)) for replica in replicas]
@@ -326,6 +328,16 @@ class Suspects(_Remembered[frozenset[bytes]]):
         """It is innocent, and no excuse for those that were in flight with it."""
         self._known.pop(digest, None)
         self._known = {each: (until, others - {digest}) for each, (until, others) in self._known.items()}
+
+
+def _in_state(state: EndpointState, route: Route, here: AbstractSet[str]) -> tuple[Endpoint, ...]:
+    return tuple(
+        endpoint
+        for endpoint in route.endpoints
+        if endpoint.state is state
+        and endpoint.weight > 0
+        and (endpoint.kind is not EndpointKind.LOCAL or endpoint.assignment in here)
+    )
 
 
 def _takes(health: Health, now: Elapsed) -> bool:

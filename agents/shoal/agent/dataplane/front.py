@@ -159,7 +159,7 @@ class DataPlane:
             if self._known.get(worker.assignment) not in (None, worker) and worker.assignment in self._health:
                 self._health[worker.assignment] = Health(outstanding=self._health[worker.assignment].outstanding)
         self._known = {worker.assignment: worker for worker in workers}
-        self._forwarded = {**_ways_out(routes), **_local_routes(workers)}
+        self._forwarded = _forwarded(routes, workers)
         self._guests = _inside(routes)
         self._workers.configure(workers)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
@@ -401,6 +401,7 @@ class DataPlane:
             Seconds(flight.expires - flight.arrived),
             Bytes(len(flight.request)),
             self._settings.limits,
+            flight.arrived,
         )
         if turned is not None:
             raise Refused(turned.refusal, turned.retry_after_s)
@@ -494,14 +495,17 @@ def _late() -> ShoalError:
     return refuse(Code.DEADLINE_EXCEEDED, "the request's time is over", "an answer before its deadline", "allow more")
 
 
-def _ways_out(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
-    """To other regions. What this one runs for another goes to no third."""
-    found = {}
+def _forwarded(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
+    """To this node's workers, and to other regions. What this one runs for another goes to no third."""
+    listed = {endpoint.assignment: endpoint.state for route in routes for endpoint in route.endpoints}
+    found: defaultdict[WorkloadKey, list[Endpoint]] = defaultdict(list)
+    for worker in workers:
+        state = EndpointState.STANDBY if listed.get(worker.assignment) is EndpointState.STANDBY else EndpointState.READY
+        found[worker.workload].append(Endpoint(worker.assignment, "", EndpointKind.LOCAL, "", 1.0, state))
     for route in routes:
-        endpoints = tuple(endpoint for endpoint in route.endpoints if endpoint.region)
-        if endpoints and route.workload.tenant != GUESTS:
-            found[route.workload] = replace(route, endpoints=endpoints)
-    return found
+        if route.workload.tenant != GUESTS:
+            found[route.workload] += [endpoint for endpoint in route.endpoints if endpoint.region]
+    return {key: Route(key, 0, tuple(endpoints)) for key, endpoints in found.items() if endpoints}
 
 
 def _inside(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
@@ -513,11 +517,3 @@ def _inside(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:
         for route in routes
         if route.workload.tenant == GUESTS
     }
-
-
-def _local_routes(workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
-    found: defaultdict[WorkloadKey, list[Endpoint]] = defaultdict(list)
-    for worker in workers:
-        endpoint = Endpoint(worker.assignment, "", EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
-        found[worker.workload].append(endpoint)
-    return {key: Route(key, 0, tuple(endpoints)) for key, endpoints in found.items()}

@@ -78,6 +78,8 @@ def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
         line(f"  not placed: {reason(plan.refusal)}  {plan.refusal.asked}", "red")
         if plan.nearest:
             line(f"  would fit with: {plan.nearest}")
+    if plan.no_standby.code:
+        line(f"  no standby: {reason(plan.no_standby)}  {plan.no_standby.asked}", "yellow")
     _show_elsewhere(plan, wide=wide)
 
 
@@ -139,7 +141,7 @@ def _candidate(one: operator_pb2.Candidate) -> list[str]:
     known = prediction.latency_p95_s.mid > 0
     terms = " ".join(f"{term.name} {term.weight:g}x{term.normalised:.2f}" for term in one.terms)
     return [
-        "CHOSEN" if one.chosen else "current" if one.current else "",
+        "CHOSEN" if one.chosen else "STANDBY" if one.standby else "current" if one.current else "",
         device_name(one.node, one.device, one.emulated),
         one.precision,
         estimate(prediction.latency_p95_s, show_seconds) if known else "-",

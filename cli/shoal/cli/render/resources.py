@@ -243,7 +243,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("WORKLOAD", lambda row: f"{row.assignment.workload.tenant}/{row.assignment.workload.name}"),
         ("DEVICE", lambda row: device_name(row.node, row.assignment.device, row.emulated)),
         ("PHASE", lambda row: row.observed.phase or "unseen"),
-        ("SERVING", lambda row: "yes" if row.routed else "no"),
+        ("SERVING", lambda row: "no" if not row.routed else "standby" if row.assignment.standby else "yes"),
         ("P95", _placement_latency),
         ("MEMORY", lambda row: show_bytes(row.observed.measured.memory_bytes or row.assignment.memory_bytes)),
         ("SERVED", lambda row: str(sum(one.requests for one in row.observed.served))),

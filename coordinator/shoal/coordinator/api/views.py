@@ -256,6 +256,8 @@ def workload_plan_view(plan: WorkloadPlan, outlook: Outlook | None = None) -> op
     )
     if plan.refusal is not None:
         view.refusal.CopyFrom(refusal_view(plan.refusal))
+    if plan.no_standby is not None:
+        view.no_standby.CopyFrom(refusal_view(plan.no_standby))
     if outlook is not None:
         view.delegate = outlook.mode
         view.delegated_to, view.agreement = outlook.region, outlook.agreement
@@ -362,6 +364,7 @@ def _candidate(candidate: Candidate) -> operator_pb2.Candidate:
         carbon_g_per_h=candidate.carbon_g_per_h,
         nearest=candidate.nearest,
         pareto=candidate.pareto,
+        standby=candidate.standby,
     )
     if candidate.prediction is not None:
         view.prediction.CopyFrom(_prediction(candidate.prediction))
@@ -458,8 +461,9 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         view.state = PROGRESSING
     if view.state != READY:
         _explain_wait(view, waits)
-    if plan is not None and plan.refusal is not None:
-        view.reason.CopyFrom(refusal_view(plan.refusal))
+    lacking = None if plan is None else plan.refusal or plan.no_standby
+    if lacking is not None:
+        view.reason.CopyFrom(refusal_view(lacking))
     if (delegated := controller.delegated.get(key)) is not None and delegated.wanted:
         serves = controller.leads_abroad(key)
         view.state = READY if serves else PROGRESSING
@@ -483,7 +487,7 @@ def _explain_wait(view: operator_pb2.WorkloadView, waits: list[Wait]) -> None:
 
 
 def _ready(desired: Mapping[str, DesiredSet], fleet: Fleet, key: WorkloadKey) -> int:
-    """Replicas that are ready on a node that is heard, and not on their way out."""
+    """Replicas for requests that are ready on a node that is heard, and not on their way out."""
     count = 0
     for node, each in desired.items():
         state = fleet.nodes.get(node)
@@ -491,7 +495,8 @@ def _ready(desired: Mapping[str, DesiredSet], fleet: Fleet, key: WorkloadKey) ->
             continue
         for assignment in each.assignments:
             observed = state.observed.get(assignment.id)
-            if assignment.workload == key and not assignment.draining and observed is not None:
+            counts = assignment.workload == key and not (assignment.draining or assignment.standby)
+            if counts and observed is not None:
                 count += observed.phase is Phase.READY
     return count
 

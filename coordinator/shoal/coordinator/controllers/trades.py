@@ -47,6 +47,7 @@ from shoal.coordinator.core.negotiation.model import (
     Wish,
 )
 from shoal.coordinator.core.negotiation.trust import may_delegate
+from shoal.coordinator.core.placement.model import without_standby
 from shoal.coordinator.core.workloads.model import Delegated
 from shoal.coordinator.ports import Clock, FederationLink, Heard, Ids, Meter, Peers, StaleRevision, Store
 from shoal.types.agreement import Award, Delivered, GatewayRef, Notice, Renewal, ServiceReport
@@ -645,13 +646,14 @@ class TradesController:
         *,
         indicative: bool = False,
     ) -> Solicitation:
+        """A standby is for home to keep, where it does not fall with the other region."""
         return Solicitation(
             id=name,
             round=number,
             origin=self._region,
             workload=intent.key,
             models=tuple(profiles[model.digest] for model in intent.models if model.digest in profiles),
-            require=step.require if step is not None else intent.require,
+            require=without_standby(step.require if step is not None else intent.require),
             limits=step.limits if step is not None else intent.limits,
             weights=intent.weights,
             traffic=intent.traffic,

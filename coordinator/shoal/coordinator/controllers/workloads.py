@@ -35,7 +35,7 @@ from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Promise, Snapshot
 from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
-from shoal.coordinator.core.workloads.routes import is_abroad
+from shoal.coordinator.core.workloads.routes import at_home, is_abroad
 from shoal.coordinator.core.workloads.trouble import cleared, poisoned
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.policies import Problem, node_price
@@ -192,9 +192,9 @@ class WorkloadsController:
             self.adopt(self.catalog)
 
     def endpoints(self, key: WorkloadKey) -> int:
-        """Replicas that requests for a workload are sent to."""
+        """Replicas of this region that requests for a workload are sent to."""
         table = self._memory.tables.get(str(key))
-        return len(table.endpoints) if table is not None else 0
+        return at_home(table.endpoints) if table is not None else 0
 
     def hosts(self, key: WorkloadKey) -> frozenset[str]:
         """Nodes that have, by the last step, replicas of what another region has run here."""

@@ -45,6 +45,11 @@ HEALTH = st.builds(
 )
 
 
+def takes(health: Health) -> bool:
+    over = health.ejected_until is not None and health.ejected_until <= NOW and health.outstanding == 0
+    return health.ejected_until is None or over
+
+
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[Route, dict[str, Health], frozenset[str]]:
     names = [f"a{n}" for n in range(draw(st.integers(0, 5)))]
@@ -66,13 +71,14 @@ def test_every_replica_at_most_once_and_never_one_that_takes_nothing(
     scene: tuple[Route, dict[str, Health], frozenset[str]], seed: int, session: str
 ) -> None:
     where, health, here = scene
-    fit = {
-        e.assignment
+    states = {
+        e.assignment: e.state
         for e in where.endpoints
-        if e.state is EndpointState.READY
-        and e.weight > 0
-        and (e.kind is not EndpointKind.LOCAL or e.assignment in here)
+        if e.weight > 0 and (e.kind is not EndpointKind.LOCAL or e.assignment in here)
     }
+    at_work = {name for name, state in states.items() if state is EndpointState.READY}
+    relieved = not any(takes(health.get(name, Health())) for name in at_work)
+    fit = at_work | {name for name, state in states.items() if state is EndpointState.STANDBY and relieved}
     tried: list[str] = []
     while True:
         found = routing.choose(where, health, here, frozenset(tried), session, NOW, seed)
@@ -89,6 +95,42 @@ def test_every_replica_at_most_once_and_never_one_that_takes_nothing(
             assert state.outstanding == 0
         tried.append(found.assignment)
     assert set(tried) == fit
+
+
+def test_a_standby_takes_requests_only_while_all_others_are_ejected() -> None:
+    where = route(endpoint("a"), endpoint("b"), endpoint("s", state=EndpointState.STANDBY))
+    out = Health(failures=1, ejected_until=Elapsed(NOW + 1))
+
+    def takers(**health: Health) -> set[str]:
+        found = (routing.choose(where, health, set(), set(), "", NOW, n) for n in range(50))
+        return {picked(each) for each in found}
+
+    assert takers() == {"a", "b"}
+    assert takers(a=Health(outstanding=60), b=Health(outstanding=60)) == {"a", "b"}, "a crowd is no failure"
+    assert takers(a=out) == {"b"}
+    assert takers(a=out, b=out) == {"s"}
+    assert takers(a=out, b=replace(out, ejected_until=NOW)) == {"b"}, "one that may be back is tried first"
+    assert takers(a=out, b=out, s=out) == {"a", "b", "s"}, "nothing else is left"
+    assert picked(routing.choose(where, {"a": out, "b": out}, set(), {"a", "s"}, "", NOW, 1)) == "b"
+    assert routing.ready(where, {"a": out, "b": out}, set(), NOW)
+    assert not routing.ready(where, {"a": out, "b": out, "s": out}, set(), NOW)
+
+
+def test_a_standby_is_all_there_is() -> None:
+    where = route(endpoint("s", state=EndpointState.STANDBY))
+    assert picked(routing.choose(where, {}, set(), set(), "", NOW, 1)) == "s"
+    assert routing.admit(where, {}, set(), EMPTY, Seconds(1.0), Bytes(1), TIGHT, NOW) is None
+    here = route(endpoint("s", state=EndpointState.STANDBY, kind=EndpointKind.LOCAL))
+    assert isinstance(routing.choose(here, {}, set(), set(), "", NOW, 1), Refusal)
+    assert picked(routing.choose(here, {}, {"s"}, set(), "", NOW, 1)) == "s"
+
+
+def test_a_request_that_failed_on_the_last_active_replica_goes_to_the_standby() -> None:
+    where = route(endpoint("a"), endpoint("s", state=EndpointState.STANDBY))
+    health = {"a": routing.failed(routing.sent(Health()), "a", Fault.REPLICA, NOW)}
+    assert picked(routing.choose(where, health, set(), {"a"}, "", NOW, 1)) == "s"
+    busy = {"a": routing.failed(routing.sent(Health()), "a", Fault.BUSY, NOW)}
+    assert isinstance(routing.choose(where, busy, set(), {"a"}, "", NOW, 1), Refusal)
 
 
 def test_light_load_is_shared_by_weights() -> None:
@@ -228,7 +270,7 @@ EMPTY = Load(0, 0, Bytes(0))
 
 def admit(load: Load, left_s: float = 10.0, size: int = 10, **health: Health) -> tuple[Code, float | None] | None:
     where = route(endpoint("a"), endpoint("b"))
-    turned = routing.admit(where, health, set(), load, Seconds(left_s), Bytes(size), TIGHT)
+    turned = routing.admit(where, health, set(), load, Seconds(left_s), Bytes(size), TIGHT, NOW)
     return None if turned is None else (turned.refusal.code, turned.retry_after_s)
 
 
@@ -249,7 +291,7 @@ def test_more_may_wait_for_another_region_whose_replicas_are_not_seen_here() -> 
     limits = replace(TIGHT, per_gateway=9, per_tenant=100)
     for load, expected in ((12, None), (13, Code.OVERLOADED)):
         turned = routing.admit(
-            route(way, endpoint("b")), {}, set(), Load(load, 0, Bytes(0)), Seconds(1.0), Bytes(1), limits
+            route(way, endpoint("b")), {}, set(), Load(load, 0, Bytes(0)), Seconds(1.0), Bytes(1), limits, NOW
         )
         assert (turned and turned.refusal.code) == expected
 
@@ -268,7 +310,7 @@ def test_what_cannot_be_met_in_time_is_refused_at_once() -> None:
 
 def test_nobody_serves_it() -> None:
     waiting = route(code="MEMORY_SHORT", reason="12 MiB free, 40 MiB needed")
-    turned = routing.admit(waiting, {}, set(), EMPTY, Seconds(1.0), Bytes(1), TIGHT)
+    turned = routing.admit(waiting, {}, set(), EMPTY, Seconds(1.0), Bytes(1), TIGHT, NOW)
     assert turned is not None
     assert turned.refusal.code is Code.MODEL_NOT_READY
     assert "MEMORY_SHORT" in turned.refusal.found

@@ -38,7 +38,7 @@ from shoal.coordinator.core.workloads.model import Memory, World
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
 from shoal.types.units import Bytes, Elapsed, GramsPerHour, Joules, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Intent, Limits, ModelRef, Quota, Spread, Weights
+from shoal.types.workload import Intent, Limits, ModelRef, Quota, Spread, Standby, Weights
 
 BOTH = (ModelRef("model.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, ""))
 
@@ -439,6 +439,7 @@ def regions(draw: st.DrawFn) -> Inputs:
             weights=draw(st.sampled_from([Weights(1, 0, 0), Weights(0.2, 0.5, 0.3), Weights(0, 0, 1)])),
             replicas=draw(st.integers(1, 3)),
             spread=draw(st.sampled_from(list(Spread))),
+            standby=draw(st.sampled_from([Standby.NONE, Standby.WARM])),
             latency_p95_s=draw(st.sampled_from([None, Seconds(0.02), Seconds(0.2)])),
             where=draw(st.sampled_from(["", 'node.labels.site == "shop"', 'device.kind in ["npu", "gpu"]'])),
             precisions=draw(st.sampled_from([(), ("fp32",), ("int8",)])),

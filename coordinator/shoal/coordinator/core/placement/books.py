@@ -10,7 +10,7 @@ from shoal.coordinator.core.placement.model import Reservation, Slot
 from shoal.coordinator.core.placement.standing import Current, Fallen, Standing
 from shoal.types.codes import Code
 from shoal.types.units import Bytes
-from shoal.types.workload import Intent, Quota, Spread, WorkloadKey
+from shoal.types.workload import Intent, Quota, Spread, Standby, WorkloadKey
 
 CLAIM_ENDED = frozenset({Code.NODE_LOST, Code.NODE_UNKNOWN, Code.DEVICE_LOST, Code.POISONED})
 
@@ -40,7 +40,7 @@ class Books:
         lost or does not come up has none. Memory counts until they are gone.
         """
         books = self
-        for standing in current.standing:
+        for standing in current.counted:
             books = books._with_standing(scope, intent, standing, sign)
         for fallen in current.fallen:
             if fallen.refusal.code in CLAIM_ENDED or fallen.assignment.id in scope.inputs.broken:
@@ -52,7 +52,7 @@ class Books:
     def without(self, scope: Scope, intent: Intent, current: Current) -> "Books":
         """As if this workload had no replica, and never had one."""
         memory = dict(self.memory)
-        replicas: tuple[Standing | Fallen, ...] = (*current.standing, *current.fallen)
+        replicas: tuple[Standing | Fallen, ...] = (*current.counted, *current.fallen)
         for each in replicas:
             slot = Slot(each.node, each.assignment.device)
             state = scope.inputs.fleet.nodes.get(each.node)
@@ -115,14 +115,22 @@ def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> f
     return rate * option.prediction.latency_p50_s.mid / max(1, option.device.parallelism)
 
 
+def wants_standby(intent: Intent) -> bool:
+    """Whether one more replica is to be kept ready, without requests."""
+    return intent.require.standby is Standby.WARM
+
+
 def quota_caps(scope: Scope, workloads: Sequence[tuple[Intent, Current]]) -> Mapping[WorkloadKey, int]:
     """How many of its current replicas each workload may keep. workloads: by descending rank.
 
     Where a tenant runs more than its quota (it was lowered, or a lost node came back) the workload of the lowest rank
     that has more than one gives one up, again and again; last ones are given up only when all have just one.
     """
-    may_stay = {intent.key: _spread_out(intent, current.standing) for intent, current in workloads}
-    caps = {intent.key: min(len(may_stay[intent.key]), intent.require.replicas) for intent, _ in workloads}
+    may_stay = {intent.key: (*_spread_out(intent, current.standing), *current.reserve) for intent, current in workloads}
+    caps = {
+        intent.key: min(len(may_stay[intent.key]), intent.require.replicas + wants_standby(intent))
+        for intent, _ in workloads
+    }
     for tenant, quota in scope.inputs.quotas.items():
         mine = [(key, standing) for key, standing in may_stay.items() if key.tenant == tenant]
 

@@ -20,11 +20,13 @@ TRIALS_MOST = 24
 
 
 def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
-    """Every (device, model), chosen ones first, then by score; the excluded ones by how much would have to give."""
+    """Every (device, model), chosen ones first, the standby, then by score; the excluded ones by how much would have to
+    give."""
     scope, intent, options = solver.scope, solver.intent, solver.options
     replicas = level.require.replicas
     chosen = {pick.option.names for pick in level.picks}
-    assigned = [(each.node, each.assignment) for each in solver.standing]
+    stands_by = level.standby.option.names if level.standby is not None else None
+    assigned = [(each.node, each.assignment) for each in solver.counted]
     assigned += [(each.node, each.assignment) for each in solver.fallen]
     current = {(node, assignment.device, assignment.model) for node, assignment in assigned}
     fits = [index for index, found in enumerate(level.faults) if not found]
@@ -32,7 +34,7 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
     terms, scores = score(figures, intent.weights)
     front = pareto(figures)
     place = {index: position for position, index in enumerate(fits)}
-    rows = list[tuple[tuple[bool, bool, float, bytes], Candidate]]()
+    rows = list[tuple[tuple[bool, int, float, bytes], Candidate]]()
     for index, option in enumerate(options):
         position = place.get(index)
         faults = _in_order(level.faults[index])
@@ -53,24 +55,28 @@ def candidates(solver: Solver, level: Level) -> tuple[Candidate, ...]:
             refusal=_with_remedy(faults[0], level) if faults else None,
             nearest=typed(gives, level.require, level.limits) if faults else "",
             pareto=position is not None and front[position],
+            standby=option.names == stands_by,
         )
         weight = distance(gives) if position is None else scores[position]
-        rows.append(
-            ((position is None, not candidate.chosen, weight, tie(scope.inputs.seed, *option.names)), candidate)
-        )
+        part = 0 if candidate.chosen else 1 if candidate.standby else 2
+        rows.append(((position is None, part, weight, tie(scope.inputs.seed, *option.names)), candidate))
     return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
 
 
 def changes(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
     """What applying would do to the replicas: `+` new ones, `=` those that stay, `-` those that go."""
     found = list[PlacementChange]()
-    kept = {pick.keeps.assignment.id for pick in level.picks if pick.keeps is not None}
+    picks = level.picks if level.standby is None else (*level.picks, level.standby)
+    kept = {pick.keeps.assignment.id for pick in picks if pick.keeps is not None}
     under_way = level.picks and all(pick.keeps is not None and solver.confirmed(pick.keeps) for pick in level.picks)
     for pick in level.picks:
         option, keeps = pick.option, pick.keeps
-        sign, name, why = ("=", keeps.assignment.id, "stays") if keeps is not None else ("+", "", "the best that fits")
+        sign, name, why = ("+", "", "the best that fits")
+        if keeps is not None:
+            sign, name, why = "=", keeps.assignment.id, "takes over" if keeps.assignment.standby else "stays"
         found.append(PlacementChange(sign, *option.slot, option.model.digest, option.precision, name, why))
-    for standing in solver.standing:
+    found += standing_by(solver, level)
+    for standing in solver.counted:
         if standing.assignment.id in kept:
             continue
         if standing.assignment.id in level.evicted:
@@ -92,6 +98,20 @@ def changes(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
             )
         )
     return tuple(found)
+
+
+def standing_by(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
+    """What applying would do to the standby."""
+    if level.standby is None:
+        return ()
+    option, keeps = level.standby.option, level.standby.keeps
+    late = any(
+        fault.order is Order.LATENCY
+        for fault in solver.scope.faults(option, solver.intent, level.require, level.limits)
+    )
+    why = "stands by, slower than asked" if late else "stands by"
+    sign, name = ("=", keeps.assignment.id) if keeps is not None else ("+", "")
+    return (PlacementChange(sign, *option.slot, option.model.digest, option.precision, name, why),)
 
 
 def already_relaxed(solver: Solver, level: Level) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet
@@ -12,7 +12,7 @@ from shoal.types.codes import Refusal
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import PublisherKey, SignedModel
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Intent, PartitionRule, Quota, Relaxation, WorkloadKey
+from shoal.types.workload import Intent, PartitionRule, Quota, Relaxation, Requirements, Standby, WorkloadKey
 
 
 class Triple(NamedTuple):
@@ -130,18 +130,24 @@ class Inputs:
 
 
 def terms_of(intent: Intent) -> str:
-    """What a workload's documents ask of a placement, as a short hash: equal terms are no reason to move."""
+    """What a workload's documents ask of a placement, as a short hash: equal terms are no reason to move. Nor is a
+    standby that is asked for, or not any more."""
     asked = (
         intent.models,
-        intent.require,
+        without_standby(intent.require),
         intent.limits,
         intent.weights,
-        intent.relax,
+        tuple(replace(step, require=without_standby(step.require)) for step in intent.relax),
         intent.traffic,
         intent.shared_worker,
         intent.max_batch,
     )
     return hashlib.blake2b(repr(asked).encode(), digest_size=8).hexdigest()
+
+
+def without_standby(require: Requirements) -> Requirements:
+    """What is asked of the replicas for requests."""
+    return replace(require, standby=Standby.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,7 @@ class Candidate:
     """One (device, model variant) for one workload. refusal: the first constraint that excluded it; None: feasible.
 
     nearest: what would make it fit, as one would type it; empty when feasible. score: 0 best, NaN when excluded.
+    standby: chosen to stand by; `chosen` is for requests.
     """
 
     node: str
@@ -177,6 +184,7 @@ class Candidate:
     refusal: Refusal | None
     nearest: str
     pareto: bool
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,7 @@ class Target:
     """A replica that shall exist. keeps: the current assignment that is this replica; empty: a new one.
 
     signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
-    that its declared traffic takes.
+    that its declared traffic takes. standby: it takes requests when no other replica does.
     """
 
     workload: WorkloadKey
@@ -216,6 +224,7 @@ class Target:
     terms: str
     signed: SignedModel | None = None
     busy: float = 0.0
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +234,8 @@ class WorkloadPlan:
     relaxed: changes of the policy's `relax` that were needed. refusal: set when replicas are missing. nearest: the
     smallest change that places it; proposal: the same as values, None where no change of the document helps. evicted:
     ids of replicas that run beyond their tenant's quota and drain, although the plan lacks replicas. elsewhere: another
-    region runs it (DELEGATED): nothing is wanted here.
+    region runs it (DELEGATED): nothing is wanted here but a standby. wanted, placed: without standbys; targets: with.
+    no_standby: why none stands by, though its policy asks for one and all other replicas are placed.
     """
 
     workload: WorkloadKey
@@ -241,6 +251,7 @@ class WorkloadPlan:
     targets: tuple[Target, ...]
     evicted: tuple[str, ...] = ()
     elsewhere: bool = False
+    no_standby: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ import json
 from collections.abc import Collection, Iterable
 
 from shoal.coordinator.core.placement import explain as why
-from shoal.coordinator.core.placement.books import Books, busy_share, opened, quota_caps
+from shoal.coordinator.core.placement.books import Books, busy_share, opened, quota_caps, wants_standby
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Inputs, PlacementChange, Plan, Target, WorkloadPlan
 from shoal.coordinator.core.placement.signatures import sealed
-from shoal.coordinator.core.placement.solve import Pick, Solver, memory_needed
-from shoal.coordinator.core.placement.standing import Current, current_of
+from shoal.coordinator.core.placement.solve import Level, Pick, Solver, memory_needed
+from shoal.coordinator.core.placement.standing import current_of
 from shoal.types.agreement import GUESTS
-from shoal.types.workload import Intent, WorkloadKey
+from shoal.types.workload import WorkloadKey
 
 
 def place(
@@ -36,7 +36,9 @@ def place(
         stands = current[intent.key]
         away = intent.key in inputs.elsewhere
         if away and intent.key not in at_home:
-            plans.append(_elsewhere(intent, stands))
+            spare = Solver(scope, intent, stands, caps[intent.key], books, opening, elsewhere=True)
+            plan, books = _elsewhere(spare, books)
+            plans.append(plan)
             continue
         is_guest = intent.key.tenant == GUESTS
         own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
@@ -68,7 +70,7 @@ def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
     plan = WorkloadPlan(
         workload=intent.key,
         policy=intent.policy,
-        wanted=level.require.replicas,
+        wanted=level.wanted,
         placed=len(level.picks),
         candidates=why.candidates(solver, level) if explain else (),
         changes=why.changes(solver, level),
@@ -76,36 +78,55 @@ def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
         relaxed=relaxed or why.already_relaxed(solver, level),
         nearest=change,
         proposal=proposal,
-        targets=tuple(_target(solver, pick, level.require.replicas) for pick in level.picks),
+        targets=_targets(solver, level),
         evicted=level.evicted,
+        no_standby=level.no_standby,
     )
     return plan, level.books
 
 
-def _elsewhere(intent: Intent, current: Current) -> WorkloadPlan:
-    """What still runs here keeps its room until it is gone."""
-    runs = [(each.node, each.assignment) for each in current.standing]
-    runs += [(each.node, each.assignment) for each in current.fallen]
-    return WorkloadPlan(
+def _elsewhere(solver: Solver, books: Books) -> tuple[WorkloadPlan, Books]:
+    """A standby, where the policy asks for one. What else still runs here keeps its room until it is gone."""
+    intent = solver.intent
+    level = solver.unmoved() or solver.solve(intent.require, intent.limits) if wants_standby(intent) else None
+    targets = _targets(solver, level) if level is not None else ()
+    runs = [(each.node, each.assignment) for each in solver.counted]
+    runs += [(each.node, each.assignment) for each in solver.fallen]
+    kept = {target.keeps for target in targets}
+    plan = WorkloadPlan(
         workload=intent.key,
         policy=intent.policy,
         wanted=0,
         placed=0,
         candidates=(),
-        changes=tuple(
-            PlacementChange("-", node, one.device, one.model, one.precision, one.id, "another region runs it")
-            for node, one in runs
+        changes=(
+            *(why.standing_by(solver, level) if level is not None else ()),
+            *(
+                PlacementChange("-", node, one.device, one.model, one.precision, one.id, "another region runs it")
+                for node, one in runs
+                if one.id not in kept
+            ),
         ),
         refusal=None,
         relaxed=(),
         nearest="",
         proposal=None,
-        targets=(),
+        targets=targets,
         elsewhere=True,
+        no_standby=level.no_standby if level is not None else None,
     )
+    return plan, level.books if level is not None else books
 
 
-def _target(solver: Solver, pick: Pick, replicas: int) -> Target:
+def _targets(solver: Solver, level: Level) -> tuple[Target, ...]:
+    """The standby last."""
+    found = [_target(solver, pick, level.require.replicas) for pick in level.picks]
+    if level.standby is not None:
+        found.append(_target(solver, level.standby, level.require.replicas, standby=True))
+    return tuple(found)
+
+
+def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False) -> Target:
     inputs, intent, option = solver.scope.inputs, solver.intent, pick.option
     kept = pick.keeps.assignment if pick.keeps is not None else None
     return Target(
@@ -125,6 +146,7 @@ def _target(solver: Solver, pick: Pick, replicas: int) -> Target:
         terms=solver.terms,
         signed=sealed(inputs.signatures, option.model.digest, intent.require, inputs.wall),
         busy=busy_share(solver.scope, intent, option, replicas),
+        standby=standby,
     )
 
 
@@ -133,10 +155,14 @@ def _hash(inputs: Inputs, plans: Iterable[WorkloadPlan]) -> str:
     decided = {
         "documents": sorted((each.kind, each.name, each.digest) for each in inputs.documents),
         "targets": sorted(
-            (*plan.workload, target.node, target.device, target.model, target.precision)
+            (*plan.workload, target.node, target.device, target.model, target.precision, *_role(target))
             for plan in plans
             for target in plan.targets
         ),
         "short": sorted(plan.workload for plan in plans if plan.placed < plan.wanted),
     }
     return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _role(target: Target) -> tuple[str, ...]:
+    return ("standby",) if target.standby else ()

@@ -1,12 +1,13 @@
 """Choosing a workload's replicas at one setting of what may give."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from shoal.coordinator.core.fleet.commitments import NOTHING, admissible_bytes
-from shoal.coordinator.core.placement.books import Books, Held, busy_share
+from shoal.coordinator.core.placement.books import Books, Held, busy_share, wants_standby
 from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order, Scope, memory_fault, utilisation_fault
 from shoal.coordinator.core.placement.model import terms_of
 from shoal.coordinator.core.placement.rank import gain, score, tie, values
@@ -35,29 +36,38 @@ class Pick:
 @dataclass(frozen=True, slots=True)
 class Level:
     """One setting, worked through. faults: by option; empty for those that were picked or only were not the best.
-    evicted: ids of replicas that run beyond their tenant's quota."""
+    evicted: ids of replicas that run beyond their tenant's quota. standby: beside the picks; no_standby: why there is
+    none although one is asked for."""
 
     require: Requirements
     limits: Limits
+    wanted: int
     picks: tuple[Pick, ...]
     evicted: tuple[str, ...]
     faults: tuple[tuple[Fault, ...], ...]
     books: Books
+    standby: Pick | None = None
+    no_standby: Refusal | None = None
 
     @property
     def full(self) -> bool:
-        return len(self.picks) >= self.require.replicas
+        return len(self.picks) >= self.wanted
 
 
 class Solver:
     """One workload against the books of all others."""
 
-    def __init__(self, scope: Scope, intent: Intent, current: Current, cap: int, books: Books, opening: Books) -> None:
+    def __init__(
+        self, scope: Scope, intent: Intent, current: Current, cap: int, books: Books, opening: Books, *,
+        elsewhere: bool = False,
+    ) -> None:  # fmt: skip
         """cap: current replicas that the quota lets stay. books: with all that was decided before.
-        opening: without, and as if nothing of that stood already."""
+        opening: without, and as if nothing of that stood already. elsewhere: nothing is wanted here but a standby."""
         self.scope = scope
         self.intent = intent
+        self.elsewhere = elsewhere
         self.standing = current.standing
+        self.reserve = current.reserve
         self.fallen = current.fallen
         self.cap = cap
         self.books = books.undecided(scope, intent, current, -1)
@@ -65,11 +75,15 @@ class Solver:
         self.terms = terms_of(intent)
         self.broken = tuple(each for each in current.fallen if each.assignment.id in scope.inputs.broken)
 
+    @property
+    def counted(self) -> tuple[Standing, ...]:
+        return (*self.standing, *self.reserve)
+
     @cached_property
     def options(self) -> tuple[Option, ...]:
         """Every (device, model) of the region; one that a current replica holds, as it measures there."""
         scope, intent = self.scope, self.intent
-        held = {(*each.slot, each.assignment.model): each.option for each in self.standing}
+        held = {(*each.slot, each.assignment.model): each.option for each in self.counted}
         failed = {(each.node, each.assignment.device, each.assignment.model): each.refusal for each in self.broken}
         return tuple(
             held.get((state.name, device.name, model.digest))
@@ -82,9 +96,12 @@ class Solver:
     def unmoved(self) -> Level | None:
         """The level at which nothing needs deciding: all that is wanted stands, confirmed under the terms of now."""
         require = self.intent.require
-        if not len(self.standing) == require.replicas == self.cap:
+        wanted = self._wanted(require)
+        if len(self.standing) != wanted or len(self.reserve) != wants_standby(self.intent):
             return None
-        if not all(self.confirmed(each) and self._still_meets(each, require) for each in self.standing):
+        if self.cap != len(self.counted):
+            return None
+        if not all(self.confirmed(each) and self._still_meets(each, require) for each in self.counted):
             return None
         books = self.books
         picks = list[Pick]()
@@ -93,25 +110,32 @@ class Solver:
                 return None  # one that had fallen came back beside its replacement
             picks.append(Pick(each.option, each))
             books = books.kept(self.scope, self.intent, each)
-        return Level(require, self.intent.limits, tuple(picks), (), (), books)
+        standby = next((Pick(each.option, each) for each in self.reserve), None)
+        if standby is not None and standby.keeps is not None:
+            if not is_apart(standby.option, picks):
+                return None
+            books = books.kept(self.scope, self.intent, standby.keeps)
+        return Level(require, self.intent.limits, wanted, tuple(picks), (), (), books, standby)
 
     def solve(self, require: Requirements, limits: Limits) -> Level:
         """Pick replicas one by one, best first. A current one that is confirmed stays; one whose documents changed
-        yields to a gain of `GAIN_LEAST`."""
+        yields to a gain of `GAIN_LEAST`; one that stands by takes over before a new one comes."""
         scope, intent, options = self.scope, self.intent, self.options
+        wanted = self._wanted(require)
         faults = [scope.faults(option, intent, require, limits) for option in options]
         staying = [each for each in self.standing if self.confirmed(each) and self._still_meets(each, require)]
         yielding = [
             each for each in self.standing if not self.confirmed(each) and self._may_stay(each, require, limits)
         ]
-        rank = self._rank(faults, (*staying, *yielding), require)
+        relief = [each for each in self.reserve if self._may_stay(each, require, limits)]
+        rank = self._rank(faults, (*staying, *yielding, *relief), require)
         order = [index for index in sorted(rank, key=rank.__getitem__) if not faults[index]]
         places = {options[index].names: place for index, place in rank.items()}
-        for each in (staying, yielding):
+        for each in (staying, yielding, relief):
             each.sort(key=lambda one: (not one.ready, places[one.option.names], one.assignment.id))
         picks = list[Pick]()
         books = self.books
-        while len(picks) < require.replicas:
+        while len(picks) < wanted:
             left = (*staying, *yielding)
             if self._capped(picks) and any(spread_allows(each.option, picks, require) for each in left):
                 break  # the quota gives up one that stands: then nothing new may come in its place
@@ -120,20 +144,29 @@ class Solver:
             if keeps is None:
                 best = self._best(order, picks, require, books)
                 keeps = self._first(yielding, picks, require)
-                if keeps is not None and best is not None and self._betters(best, keeps, require):
+                if keeps is None:
+                    keeps = self._first(relief, picks, require)
+                elif best is not None and self._betters(best, keeps, require):
                     keeps = None
             if keeps is not None:
-                (staying if keeps in staying else yielding).remove(keeps)
+                next(each for each in (staying, yielding, relief) if keeps in each).remove(keeps)
                 picks.append(Pick(keeps.option, keeps))
-                books = books.kept(scope, intent, keeps)
+                books = self._with(picks[-1], books, require)
             elif best is not None:
                 picks.append(Pick(best, None))
-                busy = busy_share(scope, intent, best, require.replicas)
-                books = books.added(intent.key.tenant, best.slot, memory_needed(best), busy)
+                books = self._with(picks[-1], books, require)
             else:
                 break
-        full = len(picks) >= require.replicas
+        full = len(picks) >= wanted
+        standby, short = None, None
+        if wants_standby(intent):
+            late = (each for each in self.reserve if each not in relief and all(each is not one.keeps for one in picks))
+            left = (*relief, *late, *staying, *yielding)
+            standby, short = self._standby(left, picks, require, limits, faults, order, books)
         picked = {pick.option.names for pick in picks}
+        if standby is not None:
+            picked.add(standby.option.names)
+            books = self._with(standby, books, require)
         judged = tuple(
             ()
             if option.names in picked
@@ -142,7 +175,7 @@ class Solver:
         )
         beyond = (*staying, *yielding) if not full and self._capped(picks) else ()
         evicted = tuple(each.assignment.id for each in beyond)
-        return Level(require, limits, tuple(picks), evicted, judged, books)
+        return Level(require, limits, wanted, tuple(picks), evicted, judged, books, standby, short)
 
     def confirmed(self, current: Standing | Fallen) -> bool:
         """Was this replica chosen, or confirmed, under the very terms that hold now?"""
@@ -152,6 +185,57 @@ class Solver:
     def gave_up(self) -> bool:
         """Did it fail on so many devices, under the terms of now, that no other is tried?"""
         return sum(self.confirmed(each) for each in self.broken) >= BROKEN_MOST
+
+    def _wanted(self, require: Requirements) -> int:
+        """Replicas for requests."""
+        return 0 if self.elsewhere else require.replicas
+
+    def _with(self, pick: Pick, books: Books, require: Requirements) -> Books:
+        if pick.keeps is not None:
+            return books.kept(self.scope, self.intent, pick.keeps)
+        busy = busy_share(self.scope, self.intent, pick.option, require.replicas)
+        return books.added(self.intent.key.tenant, pick.option.slot, memory_needed(pick.option), busy)
+
+    # -- who stands by -----------------------------------------------------------------------------------------------
+
+    def _standby(
+        self, left: Sequence[Standing], picks: Sequence[Pick], require: Requirements, limits: Limits,
+        faults: Sequence[tuple[Fault, ...]], order: Sequence[int], books: Books,
+    ) -> tuple[Pick | None, Refusal | None]:  # fmt: skip
+        """One more replica, on a node without any of the others: one that is there, else a new one once all others
+        are. What is only slower than asked stands by where nothing else can: a late answer is better than none."""
+        capped = self._capped(picks)
+        apart = [each for each in left if not capped and is_apart(each.option, picks)]
+        stays = [each for each in apart if self._still_meets(each, require)]
+        stays.sort(key=lambda each: (not each.ready, not each.assignment.standby))  # stable: of equals the best
+        fits = next((each for each in stays if self.confirmed(each) or self._may_stay(each, require, limits)), None)
+        if fits is not None or len(picks) < self._wanted(require):
+            kept = fits or next(iter(stays), None)
+            return (Pick(kept.option, kept) if kept is not None else None), None
+        if self.gave_up:
+            return None, _no_standby(Counter(each.refusal.code for each in self.broken))
+        if capped and left:
+            return None, _no_standby(Counter([Code.QUOTA]))
+        waiting = {each.option.names for each in left}
+        bars = [
+            [
+                *(found.refusal.code for found in faults[index] if found.order is not Order.LATENCY),
+                *(() if is_apart(option, picks) else (Code.SPREAD_CONFLICT,)),
+                *(found.refusal.code for found in self._taken(option, require, books)),
+                *((Code.WAITING_FOR_REPLACEMENT,) if option.names in waiting else ()),
+            ]
+            for index, option in enumerate(self.options)
+        ]
+        best = next((index for index in order if not bars[index]), None)
+        if best is None and stays:
+            return Pick(stays[0].option, stays[0]), None
+        if best is None:
+            able = [index for index, found in enumerate(bars) if not found]
+            late = {index: self.scope.latency_s(self.options[index], self.intent, require.replicas) for index in able}
+            best = min(able, key=lambda index: (late[index], self.options[index].names), default=None)
+        if best is None:
+            return None, _no_standby(Counter(found[0] for found in bars))
+        return Pick(self.options[best], None), None
 
     # -- what may stay -----------------------------------------------------------------------------------------------
 
@@ -195,7 +279,7 @@ class Solver:
         if self.gave_up:
             return None
         kept = {pick.keeps.assignment.id for pick in picks if pick.keeps is not None}
-        waiting = {each.option.names for each in self.standing if each.assignment.id not in kept}
+        waiting = {each.option.names for each in self.counted if each.assignment.id not in kept}
         for index in order:
             option = self.options[index]
             if option.names not in waiting and not self._crowded(option, picks, require, books):
@@ -205,18 +289,19 @@ class Solver:
     def _left_out(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
         """What kept an option out that is fit by itself. When all replicas are placed, the picks did not."""
         found = self._crowded(option, picks, require, books)
-        full = len(picks) >= require.replicas
+        full = len(picks) >= self._wanted(require)
         return tuple(fault for fault in found if not full or fault.order is not Order.SPREAD)
 
     def _crowded(self, option: Option, picks: list[Pick], require: Requirements, books: Books) -> tuple[Fault, ...]:
         """Constraints that depend on what else is placed."""
+        taken = self._taken(option, require, books)
+        return taken if spread_allows(option, picks, require) else (*taken, _spread_fault(option, require))
+
+    def _taken(self, option: Option, require: Requirements, books: Books) -> tuple[Fault, ...]:
+        """Room and quota."""
         held = books.held.get(self.intent.key.tenant, Held())
-        found = (
-            *self._no_room(option, require, books),
-            self._quota(held.plus(1, memory_needed(option))),
-            None if spread_allows(option, picks, require) else _spread_fault(option, require),
-        )
-        return tuple(fault for fault in found if fault is not None)
+        quota = self._quota(held.plus(1, memory_needed(option)))
+        return (*self._no_room(option, require, books), *((quota,) if quota is not None else ()))
 
     def _no_room(self, option: Option, require: Requirements, books: Books) -> tuple[Fault, ...]:
         """Memory and time of the device; OUTRANKED where they went to workloads that were decided before this one."""
@@ -270,6 +355,17 @@ def spread_allows(option: Option, picks: Sequence[Pick], require: Requirements) 
             return all(pick.option.slot != option.slot for pick in picks)
         case Spread.NODE:
             return all(pick.option.slot.node != option.slot.node for pick in picks)
+
+
+def is_apart(option: Option, picks: Sequence[Pick]) -> bool:
+    """On a node with none of these: a standby does not fall with what it stands by for."""
+    return all(pick.option.slot.node != option.slot.node for pick in picks)
+
+
+def _no_standby(census: Counter[Code]) -> Refusal:
+    found = ", ".join(f"{code} x {count}" for code, count in sorted(census.items()))
+    asked = "a node without an active replica, and room there"
+    return Refusal(Code.STANDBY_SHORT, found, asked, "add a node, or free memory")
 
 
 def _spread_fault(option: Option, require: Requirements) -> Fault:

@@ -35,22 +35,28 @@ class Fallen:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """All replicas of a workload that are assigned and not draining, by node and id."""
+    """All replicas of a workload that are assigned and not draining, by node and id. reserve: those that stand by."""
 
     standing: tuple[Standing, ...]
     fallen: tuple[Fallen, ...]
+    reserve: tuple[Standing, ...] = ()
+
+    @property
+    def counted(self) -> tuple[Standing, ...]:
+        """All that hold a share of quotas and of devices' time."""
+        return (*self.standing, *self.reserve)
 
 
 def current_of(scope: Scope, intent: Intent) -> Current:
     """A workload's replicas as they are now."""
-    standing, fallen = list[Standing](), list[Fallen]()
+    standing, fallen, reserve = list[Standing](), list[Fallen](), list[Standing]()
     for node, assignment in scope.current.get(intent.key, ()):
         found = _judge(scope, intent, node, assignment)
         if isinstance(found, Standing):
-            standing.append(found)
+            (reserve if assignment.standby else standing).append(found)
         else:
             fallen.append(Fallen(node, assignment, found))
-    return Current(tuple(standing), tuple(fallen))
+    return Current(tuple(standing), tuple(fallen), tuple(reserve))
 
 
 def _judge(scope: Scope, intent: Intent, node: str, assignment: Assignment) -> Standing | Refusal:

@@ -18,7 +18,7 @@ from shoal.coordinator.core.workloads.model import (
     World,
 )
 from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS, reconcile
-from shoal.coordinator.core.workloads.routes import is_abroad, is_gateway, routes, tables
+from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, tables
 from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
 from shoal.types.agreement import GUESTS
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -48,7 +48,8 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
         if _serves(key, each) and (each.wanted or not settled.back(key))
     }
     tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated)
-    short = _since(memory.short, {str(each.workload) for each in plan.workloads if each.refusal is not None}, now)
+    lacking = {str(each.workload) for each in plan.workloads if (each.refusal or each.no_standby) is not None}
+    short = _since(memory.short, lacking, now)
     dark = {str(each.workload) for each in plan.workloads if not tables_now[str(each.workload)].endpoints}
     after = replace(
         memory,
@@ -139,9 +140,7 @@ def _home_again(plan: Plan, tables: Mapping[str, Table], delegated: Mapping[Work
     return {
         str(key)
         for key, each in delegated.items()
-        if not each.wanted
-        and key in wanted
-        and sum(not is_abroad(endpoint) for endpoint in tables[str(key)].endpoints) >= wanted[key] > 0
+        if not each.wanted and key in wanted and at_home(tables[str(key)].endpoints) >= wanted[key] > 0
     }
 
 

@@ -16,7 +16,7 @@ from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Assignment, Observed, Phase, Version
 from shoal.types.codes import Code
 from shoal.types.device import DeviceKind
-from shoal.types.route import Endpoint, EndpointKind
+from shoal.types.route import Endpoint, EndpointKind, EndpointState
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -153,6 +153,8 @@ def _routes(snapshot: Snapshot) -> Iterator[Violation]:
                     continue
                 if (endpoint.kind is EndpointKind.LOCAL) != (endpoint.node == name):
                     yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.kind} from {name}")
+                if assignment.standby is not (endpoint.state is EndpointState.STANDBY):
+                    yield Violation("I4", subject, f"{endpoint.assignment} is {endpoint.state}, not as it was assigned")
                 if assignment.draining:
                     yield Violation("I4", subject, f"{endpoint.assignment} is draining")
                 # A node that is not seen judges its own replicas itself.

@@ -78,9 +78,9 @@ class Memory:
     """What reconciling carries from step to step; persisted with the desired sets in one transaction.
 
     issued: assignments ever created, so that ids never repeat. marks: by assignment id. By `str(WorkloadKey)`: tables;
-    short (since when replicas could not be placed); without_ready (since when no replica was ready); away (since when
-    the region that shall run it is in its route); back (since when home, which shall run it again, has all its replicas
-    there). Plain JSON: no key is a tuple.
+    short (since when replicas, or a standby, could not be placed); without_ready (since when no replica was ready);
+    away (since when the region that shall run it is in its route); back (since when home, which shall run it again, has
+    all its replicas there). Plain JSON: no key is a tuple.
     """
 
     issued: int = 0

@@ -50,7 +50,8 @@ def reconcile(
     A replica that the plan does not name any more serves on until the plan's own are all observed READY and have been
     in the routes for a moment, or another region's are; then it drains, and goes when nothing is in flight or
     `DRAIN_S` passed. Without a full plan nothing that runs is touched. A workload that is not in the plan was deleted:
-    its replicas drain at once.
+    its replicas drain at once. One that stands by takes over at once when the plan says so; one that is to stand by
+    serves on until the others do, and an old standby stays until the new one is ready.
     """
     plans = {each.workload: each for each in plan.workloads}
     step = _Step(plans, fleet, profiles, broken, memory, now, wall, elsewhere)
@@ -87,7 +88,8 @@ class _Step:
         self.waits = list[Wait]()
         self.events = list[Happened]()
         self.targets = {target.keeps: target for plan in plans.values() for target in plan.targets if target.keeps}
-        self.served = {key: self._served(plan) for key, plan in plans.items()}
+        self.served = {key: self._in_service(plan, standby=False) for key, plan in plans.items()}
+        self.relieved = {key: self._in_service(plan, standby=True) for key, plan in plans.items()}
 
     def node(self, node: str, assignments: tuple[Assignment, ...]) -> tuple[Assignment, ...]:
         """What stays of a node's assignments, with their terms of now."""
@@ -128,24 +130,29 @@ class _Step:
             partition=target.partition,
             work=work_of(self.profiles[target.model]),
             signed=target.signed,
+            standby=target.standby,
         )
         self.marks[name] = Mark(Stage.STARTING, self.now, target.terms)
-        self._say("ASSIGNED", target.node, assignment, f"{target.device}, {target.precision}")
+        role = ", to stand by" if target.standby else ""
+        self._say("ASSIGNED", target.node, assignment, f"{target.device}, {target.precision}{role}")
         self._wait(target.node, assignment, self.fleet.nodes.get(target.node), None)
         return target.node, assignment
 
     def pending(self, plan: WorkloadPlan) -> None:
         """A wait for a workload that lacks replicas: placement is tried again with every change and every tick."""
-        if plan.refusal is not None:
+        lacking = plan.refusal or plan.no_standby
+        if lacking is not None:
             retry_at = Wall(self.wall + self.fleet.timing.heartbeat_s)
-            text = str(plan.refusal)
-            self.waits.append(Wait(plan.workload, "", "", plan.refusal.code, text, self.wall, retry_at, None))
+            self.waits.append(Wait(plan.workload, "", "", lacking.code, str(lacking), self.wall, retry_at, None))
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _served(self, plan: WorkloadPlan) -> bool:
-        """All replicas that the plan names are in service, and were long enough for every front to know."""
+    def _in_service(self, plan: WorkloadPlan, *, standby: bool) -> bool:
+        """All replicas that the plan names for requests, or to stand by, are in service, and were long enough for every
+        front to know."""
         for target in plan.targets:
+            if target.standby is not standby:
+                continue
             state = self.fleet.nodes.get(target.node)
             observed = state.observed.get(target.keeps) if state is not None else None
             mark = self.marks.get(target.keeps)
@@ -171,12 +178,16 @@ class _Step:
         target = self.targets.get(assignment.id)
         if target is not None:
             self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
+            standby = target.standby and (assignment.standby or self._is_free(assignment.workload))
+            if standby is not assignment.standby:
+                self._say("STANDS_BY" if standby else "TOOK_OVER", node, assignment, assignment.device)
             return replace(
                 assignment,
                 revision=target.revision,
                 max_batch=target.max_batch,
                 partition=target.partition,
                 signed=target.signed,
+                standby=standby,
             )
         silent = state is None or state.liveness in (Liveness.SUSPECT, Liveness.LOST)
         lost = state is None or state.liveness is Liveness.LOST
@@ -189,14 +200,21 @@ class _Step:
         given_up = self.broken.get(assignment.id)
         if idle and not silent and given_up is not None and given_up.code is Code.POISONED:
             return None  # it runs nowhere any more, and would only crash again when its node starts anew
-        full = plan.placed >= plan.wanted > 0 or plan.workload in self.elsewhere
-        if self.served[assignment.workload] and (full or assignment.id in plan.evicted):
+        evicted = self.served[assignment.workload] and assignment.id in plan.evicted
+        free = self._is_free(assignment.workload) and (self.relieved[assignment.workload] or not assignment.standby)
+        if free or evicted:
             if lost:
                 return None
             if silent:
                 return assignment
             return None if idle or self._never_served(assignment) else replace(assignment, draining=True)
         return assignment
+
+    def _is_free(self, workload: WorkloadKey) -> bool:
+        """Whether all that is wanted serves, here or elsewhere: whatever else there is may go, or stand by."""
+        plan = self.plans[workload]
+        full = plan.placed >= plan.wanted > 0 or workload in self.elsewhere
+        return self.served[workload] and full
 
     def _never_served(self, assignment: Assignment) -> bool:
         mark = self.marks.get(assignment.id)

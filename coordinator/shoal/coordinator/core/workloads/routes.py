@@ -1,6 +1,6 @@
 """Where every front may send requests. A table changes only when something in it does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
@@ -27,6 +27,7 @@ def tables(
     routed: a coordinator's restart changes no route. So is one whose carrier the coordinator has lost, however long:
     those who send requests to it can see whether it answers. The gateways of the region to which a workload is
     `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
+    One that stands by is listed as such.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     own = _gateways(fleet) if delegated else []
@@ -36,7 +37,7 @@ def tables(
             known = before.get(str(assignment.workload))
             if state is not None and _serves(state, assignment, known):
                 endpoint = Endpoint(
-                    assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, 1.0, EndpointState.READY
+                    assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, 1.0, _state_of(assignment)
                 )
                 endpoints.setdefault(assignment.workload, []).append(endpoint)
     after = dict[str, Table]()
@@ -94,6 +95,11 @@ def is_abroad(endpoint: Endpoint) -> bool:
     return bool(endpoint.region)
 
 
+def at_home(endpoints: Iterable[Endpoint]) -> int:
+    """How many replicas of this region take requests by these."""
+    return sum(not is_abroad(each) and each.state is EndpointState.READY for each in endpoints)
+
+
 def is_seen(state: NodeState | None) -> bool:
     """Whether what the coordinator knows of the node's replicas is what they are now."""
     return state is not None and state.liveness is Liveness.READY and state.reported
@@ -106,7 +112,7 @@ def _as_taken(node: str, leads_out: bool, table: Table, key: WorkloadKey, own: S
         *(_local(endpoint) if endpoint.node == node else endpoint for endpoint in home),
         *(table.endpoints[len(home) :] if leads_out else table.through),
         *(
-            Endpoint(each.id, node, EndpointKind.LOCAL, "", 1.0, EndpointState.READY)
+            Endpoint(each.id, node, EndpointKind.LOCAL, "", 1.0, _state_of(each))
             for each in own
             if each.id not in listed
         ),
@@ -175,5 +181,9 @@ def _pending(key: WorkloadKey, refused: Code | None, desired: Mapping[str, tuple
     return refused or Code.NO_CANDIDATE, "it has no replica; `shoal explain` says why"
 
 
+def _state_of(assignment: Assignment) -> EndpointState:
+    return EndpointState.STANDBY if assignment.standby else EndpointState.READY
+
+
 def _local(endpoint: Endpoint) -> Endpoint:
-    return Endpoint(endpoint.assignment, endpoint.node, EndpointKind.LOCAL, "", endpoint.weight, endpoint.state)
+    return replace(endpoint, kind=EndpointKind.LOCAL, address="")

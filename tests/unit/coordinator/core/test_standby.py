@@ -1,0 +1,309 @@
+"""A replica that stands by: where it is, when it takes over, and what becomes of it then."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.coordinator.core.region import (
+    MIB,
+    SMALL,
+    Region,
+    device,
+    fleet_of,
+    inputs,
+    intent,
+    node,
+    traffic,
+)
+
+from shoal.coordinator.core.placement.model import Inputs, WorkloadPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads.model import Delegated
+from shoal.types.agreement import GatewayRef
+from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.route import Endpoint, EndpointState
+from shoal.types.units import Seconds
+from shoal.types.workload import Intent, ModelRef, Quota, Spread, Standby, WorkloadKey
+
+KEY = WorkloadKey("shop", "ocr")
+AWAY = Delegated("ag-1", "us-east", (GatewayRef("gw", "far:7001"),), ready=True, wanted=True)
+
+
+def kept(name: str = "ocr", **changes: Any) -> Intent:
+    return intent(name, standby=Standby.WARM, **changes)
+
+
+def three() -> Region:
+    """`a` is the fastest, `c` the slowest."""
+    return Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11, "c": 1e11})
+
+
+def only(region: Inputs) -> WorkloadPlan:
+    (found,) = place(region).workloads
+    return found
+
+
+def who(plan: WorkloadPlan) -> tuple[list[str], list[str]]:
+    """Nodes of the replicas for requests, and of the standby."""
+    at_work = [target.node for target in plan.targets if not target.standby]
+    return at_work, [target.node for target in plan.targets if target.standby]
+
+
+def endpoints(region: Region, at: str, state: EndpointState) -> list[Endpoint]:
+    return [each for each in region.desired[at].routes[0].endpoints if each.state is state]
+
+
+def served_by(region: Region, at: str) -> list[str]:
+    return [each.node for each in endpoints(region, at, EndpointState.READY)]
+
+
+def spare_of(region: Region, at: str) -> list[str]:
+    return [each.node for each in endpoints(region, at, EndpointState.STANDBY)]
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_on_another_node_and_counted_apart() -> None:
+    fleet = fleet_of(
+        node("a", device("gpu0", kind="gpu"), device("gpu1", kind="gpu")), node("b"), flops={"a": 4e11, "b": 1e11}
+    )
+    plan = only(inputs(fleet, kept()))
+    assert who(plan) == (["a"], ["b"])
+    assert (plan.wanted, plan.placed, plan.refusal, plan.no_standby) == (1, 1, None, None)
+    assert [(each.node, each.chosen, each.standby) for each in plan.candidates if each.chosen or each.standby] == [
+        ("a", True, False),
+        ("b", False, True),
+    ]
+    assert [(change.sign, change.node, change.why) for change in plan.changes] == [
+        ("+", "a", "the best that fits"),
+        ("+", "b", "stands by"),
+    ]
+
+
+def test_without_another_node_it_is_missing_and_the_replica_is_not() -> None:
+    plan = only(inputs(fleet_of(node("a", device("cpu0"), device("gpu0", kind="gpu"))), kept()))
+    assert (plan.placed, plan.refusal) == (1, None)
+    assert plan.no_standby is not None
+    assert plan.no_standby.code is Code.STANDBY_SHORT
+    assert Code.SPREAD_CONFLICT in plan.no_standby.found
+
+
+def test_its_memory_and_its_traffic_are_committed() -> None:
+    fleet = fleet_of(node("a"), node("b", device("cpu0", memory=100 * MIB)), flops={"a": 4e11, "b": 1e11})
+    first, second = place(inputs(fleet, kept(priority=2), kept("other"))).workloads
+    assert who(first) == (["a"], ["b"])
+    assert who(second) == (["a"], [])
+    assert second.no_standby is not None
+    assert Code.OUTRANKED in second.no_standby.found or Code.MEMORY_SHORT in second.no_standby.found
+    busy = only(inputs(fleet_of(node("a"), node("b"), flops={"a": 1e12, "b": 2e9}), kept(traffic=traffic(100.0))))
+    assert busy.no_standby is not None, "it could not carry what it stands by for"
+    assert Code.UTILISATION_SHORT in busy.no_standby.found
+
+
+def test_quotas_count_it() -> None:
+    fleet = fleet_of(node("a"), node("b"))
+    plan = only(inputs(fleet, kept(), quotas={"shop": Quota("shop", replicas=1)}))
+    assert plan.placed == 1
+    assert plan.no_standby is not None
+    assert Code.QUOTA in plan.no_standby.found
+
+
+def test_what_is_only_slower_than_asked_stands_by_where_nothing_else_can() -> None:
+    slow = fleet_of(node("a"), node("b"), flops={"a": 4e11, "b": 1e9})
+    asked = kept(latency_p95_s=Seconds(0.1))
+    plan = only(inputs(slow, asked))
+    assert who(plan) == (["a"], ["b"])
+    assert plan.changes[-1].why == "stands by, slower than asked"
+    able = fleet_of(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 1e9, "c": 1e11})
+    assert who(only(inputs(able, asked))) == (["a"], ["c"])
+    elsewhere = only(inputs(slow, kept(where='node.name == "a"')))
+    assert elsewhere.no_standby is not None, "what may not run it may not stand by"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([1e9, 1e11, 2e11]), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from(list(Spread)),
+    st.sampled_from([None, Seconds(0.1)]),
+)
+def test_law_it_is_never_with_what_it_stands_by_for(
+    speeds: list[float], replicas: int, spread: Spread, latency: Seconds | None
+) -> None:
+    nodes = [node(f"n{at}", device("cpu0"), device("gpu0", kind="gpu")) for at in range(len(speeds))]
+    fleet = fleet_of(*nodes, flops={f"n{at}": speed for at, speed in enumerate(speeds)})
+    plan = only(inputs(fleet, kept(replicas=replicas, spread=spread, latency_p95_s=latency)))
+    at_work, standby = who(plan)
+    assert len(at_work) == plan.placed
+    assert not set(at_work) & set(standby)
+    if plan.refusal is None:
+        assert (plan.no_standby is None) == (len(standby) == 1)
+        assert bool(standby) == bool({each.name for each in nodes} - set(at_work)), "any device is able here"
+    else:
+        assert not standby, "first come those that are for requests"
+
+
+# -- when --------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_loaded_listed_and_takes_over_when_its_active_one_is_silent() -> None:
+    region = three()
+    region.intents = (kept(),)
+    region.run(10)
+    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], ["b"])
+    (standby,) = endpoints(region, "b", EndpointState.STANDBY)
+    region.agents["a"].up = False
+    seen = list[tuple[list[str], list[str]]]()
+    for _ in range(16):
+        region.step()
+        seen.append((served_by(region, "c"), spare_of(region, "c")))
+    assert all(at_work or standby for at_work, standby in seen), "some front always has where to send"
+    assert seen[-1] == (["b"], ["c"])
+    assert endpoints(region, "b", EndpointState.READY)[0].assignment == standby.assignment, "the very same replica"
+    assert region.agents["b"].started == [standby.assignment]
+    assert [event.node for event in region.events if event.code == "TOOK_OVER"] == ["b"]
+
+
+def test_the_one_that_comes_back_stands_by() -> None:
+    region = three()
+    region.intents = (kept(),)
+    region.run(10)
+    before = {name: node for name, (node, _) in region.replicas().items()}
+    region.agents["a"].heard = False
+    region.run(5)
+    assert served_by(region, "c") == ["b"]
+    region.agents["a"].heard = True
+    for _ in range(30):
+        region.step()
+        assert served_by(region, "c") or spare_of(region, "c")
+    assert (served_by(region, "b"), spare_of(region, "b")) == (["b"], ["a"]), "what is well stays"
+    assert {name: node for name, (node, _) in region.replicas().items()} == before, "nothing was loaded anew"
+    roles = [(event.node, event.code) for event in region.events if event.code in ("TOOK_OVER", "STANDS_BY")]
+    assert roles == [("b", "TOOK_OVER"), ("a", "STANDS_BY")]
+
+
+def test_one_that_is_slower_serves_until_there_is_another_and_is_never_made_the_active_one() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 1e9})
+    region.intents = (kept(latency_p95_s=Seconds(0.012)),)
+    region.run(10)
+    region.agents["a"].up = False
+    region.run(20)
+    assert (served_by(region, "b"), spare_of(region, "b")) == ([], ["b"])
+    assert region.decision is not None
+    assert region.decision.plan.workloads[0].refusal is not None
+    region.reconnect("a", boot="boot-2")
+    region.run(10)
+    assert (served_by(region, "b"), spare_of(region, "b")) == (["a"], ["b"])
+
+
+def test_a_lost_standby_is_replaced_and_nothing_else_moves() -> None:
+    region = three()
+    region.intents = (kept(),)
+    region.run(10)
+    region.agents["b"].up = False
+    region.run(20)
+    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], ["c"])
+    assert not [event for event in region.events if event.code in ("TOOK_OVER", "STANDS_BY")]
+
+
+def test_a_new_model_comes_up_beside_the_old_ones() -> None:
+    region = Region(*(node(name) for name in "abcd"))
+    region.intents = (kept(),)
+    region.run(10)
+    region.intents = (kept(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    for _ in range(60):
+        region.step()
+        assert served_by(region, "a")
+        assert spare_of(region, "a")
+    assert len(region.replicas()) == 2
+    assert {each.model for content in region.desired.values() for each in content.assignments} == {SMALL}
+
+
+def test_it_goes_when_it_is_not_asked_for_any_more() -> None:
+    region = three()
+    region.intents = (kept(),)
+    region.run(10)
+    region.intents = (intent(),)
+    region.run(10)
+    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
+    assert len(region.replicas()) == 1
+
+
+def test_a_lower_quota_takes_it_first() -> None:
+    region = three()
+    region.intents = (kept(),)
+    region.run(10)
+    region.quotas = {"shop": Quota("shop", replicas=1)}
+    region.run(10)
+    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
+
+
+# -- for another region ------------------------------------------------------------------------------------------------
+
+
+def abroad() -> Region:
+    """Home is too slow for what is asked."""
+    region = Region(node("gw", role=Role.GATEWAY), node("a"), flops={"gw": 1e9, "a": 1e10})
+    region.intents = (kept(latency_p95_s=Seconds(0.02)),)
+    region.delegated = {KEY: AWAY}
+    region.run(10)
+    return region
+
+
+def test_home_stands_by_for_the_region_that_runs_it() -> None:
+    region = abroad()
+    assert served_by(region, "gw") == ["gw"]
+    assert spare_of(region, "gw") == ["a"]
+    assert spare_of(region, "a") == ["a"]
+    assert region.decision is not None
+    (plan,) = region.decision.plan.workloads
+    assert (plan.elsewhere, plan.wanted, plan.placed, who(plan)) == (True, 0, 0, ([], ["a"]))
+
+
+def test_when_that_region_is_lost_home_goes_on_with_what_stands_by() -> None:
+    region = abroad()
+    region.delegated = {}
+    for _ in range(20):
+        region.step()
+        assert spare_of(region, "gw") == ["a"]
+    region.intents = (kept(),)
+    region.run(10)
+    assert served_by(region, "gw") == ["a"], "it does all that is asked now"
+
+
+def test_what_served_at_home_stands_by_there_when_another_region_has_it() -> None:
+    region = Region(node("gw", role=Role.GATEWAY), node("a"), node("b"), flops={"gw": 1e9, "a": 4e11, "b": 2e11})
+    region.intents = (kept(),)
+    region.run(10)
+    assert (served_by(region, "b"), spare_of(region, "b")) == (["a"], ["b"])
+    region.delegated = {KEY: AWAY}
+    for _ in range(20):
+        region.step()
+        assert served_by(region, "gw")
+    assert served_by(region, "b") == ["gw"]
+    assert len(spare_of(region, "b")) == 1
+    assert len(region.replicas()) == 1
+    region.delegated = {KEY: replace(AWAY, wanted=False)}
+    for _ in range(30):
+        region.step()
+        assert served_by(region, "gw")
+    assert served_by(region, "b") in (["a"], ["b"])
+    assert len(region.replicas()) == 1 + len(spare_of(region, "b"))
+
+
+def test_its_room_is_not_sold() -> None:
+    region = Region(node("gw", role=Role.GATEWAY), node("a", device("cpu0", memory=100 * MIB)), flops={"a": 1e10})
+    region.intents = (kept(where='node.name == "a"'),)
+    region.delegated = {KEY: AWAY}
+    region.run(10)
+    assert spare_of(region, "a") == ["a"]
+    region.intents = (*region.intents, intent("other", where='node.name == "a"'))
+    region.run(5)
+    assert region.decision is not None
+    other = region.decision.plan.of(WorkloadKey("shop", "other"))
+    assert other is not None
+    assert other.refusal is not None
+    assert Code.MEMORY_SHORT in str(other.refusal)
