@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -85,5 +86,11 @@ def chosen(context: str, region: str) -> Context:
 
 @contextmanager
 def connected(context: str, region: str) -> Iterator[Region]:
-    with Region(chosen(context, region)) as api:
-        yield api
+    """Where the region has several coordinators, the context remembers which one led."""
+    found = chosen(context, region)
+    with Region(found) as api:
+        try:
+            yield api
+        finally:
+            if (addresses := ",".join(api.addresses)) != found.address:
+                Contexts().save(replace(found, address=addresses), use=False)

@@ -1,5 +1,11 @@
 """Typed client of a region: contexts, the operator API, inference."""
 
+import os
+
+# One refusal, one line: gRPC's core would add lines of its own for each coordinator that is gone. It reads this when
+# `grpc` is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 from shoal.client.contexts import Context, Contexts
 from shoal.client.inference import Answer, Inference
 from shoal.client.region import Region

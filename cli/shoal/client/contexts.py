@@ -86,9 +86,9 @@ class Contexts:
         """Adds or replaces the context of that name."""
         check_name(context.name, "context")
         book = self._read()
-        others = tuple(other for other in book.contexts if other.name != context.name)
+        contexts = {other.name: other for other in book.contexts} | {context.name: context}
         current = context.name if use or not book.current else book.current
-        self._write(_Book((*others, context), current))
+        self._write(_Book(tuple(contexts.values()), current))
 
     def use(self, name: str) -> Context:
         """Raises ShoalError(CONTEXT_UNKNOWN)."""

@@ -4,15 +4,17 @@
         for node in region.get("nodes").nodes:
             print(node.node.name, node.liveness)
 
-Every method raises ShoalError with the code that the coordinator gave.
+Every method raises ShoalError with the code that the coordinator gave. Of several coordinators any will do: what only
+the one that leads can answer is asked there.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import grpc
 
@@ -29,6 +31,20 @@ from shoal.wire.status import refusal_of
 TIMEOUT_S: Final = 30.0
 PUSH_TIMEOUT_S: Final = 600.0
 
+ANSWERS_S: Final = 2.0
+"""For a coordinator to say whether it leads."""
+LEADERLESS_S: Final = 10.0
+PAUSE_S: Final = 0.25
+ROUNDS: Final = 10
+"""Tries of one call: who leads may be another one by then."""
+READS: Final = frozenset({"WhoAmI", "Plan", "Get", "Explain", "Doctor", "GetAuthority", "GetFederation", "List"})
+"""Methods that change nothing."""
+_UNSENT: Final = "failed to connect"
+"""gRPC's own words where a call never left this machine; nothing else of it tells that."""
+_ENDED: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
+"""How a stream ends whose coordinator is lost, stops, or leads no more."""
+
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
 
@@ -51,10 +67,11 @@ class Region:
             ) from cause
         self._server = dns_of(context.region, Role.COORDINATOR, "coordinator")
         self._credentials = credentials
-        first, *others = context.address.split(",")
-        self._dial(first)
-        if others:
-            self._find((first, *others))
+        self.addresses = tuple(context.address.split(","))
+        """Of the region's coordinators, as the context and they themselves tell; the one that led last is first."""
+        self._dial(self.addresses[0])
+        if len(self.addresses) > 1:
+            self._find()
 
     def __enter__(self) -> Self:
         return self
@@ -69,138 +86,176 @@ class Region:
 
     def _dial(self, address: str) -> None:
         self.address = address
-        options = channel_options(LINK_BYTES, server_name=self._server)
-        self._channel = grpc.secure_channel(address, self._credentials, options)
+        self._channel = self._channel_to(address)
         self._operator = operator_pb2_grpc.OperatorStub(self._channel)
         self._artifacts = artifacts_pb2_grpc.ArtifactsStub(self._channel)
 
-    def _find(self, addresses: Sequence[str]) -> None:
-        """The one of several coordinators that leads; where none can be asked, the first one's calls say why."""
-        for address in addresses:
-            self._redial(address)
-            try:
-                leader = self.who_am_i().leader
-            except ShoalError:
-                continue
-            if leader in addresses:
-                self._redial(leader)
-            return
-        self._redial(addresses[0])
+    def _channel_to(self, address: str) -> grpc.Channel:
+        options = channel_options(LINK_BYTES, server_name=self._server)
+        return grpc.secure_channel(address, self._credentials, options)
 
-    def _redial(self, address: str) -> None:
-        if address != self.address:
+    def _find(self) -> bool:
+        """Goes to the coordinator that leads, else to one that answers. Whether one leads."""
+        answers = self._ask(self.addresses)
+        told = [each for reply in answers.values() for each in (reply.leader, *reply.coordinators) if each]
+        if not _leading(answers) and (others := [each for each in dict.fromkeys(told) if each not in self.addresses]):
+            answers |= self._ask(others)
+        chosen = _leading(answers) or next(iter(answers), self.addresses[0])
+        if chosen != self.address:
             self._channel.close()
-            self._dial(address)
+            self._dial(chosen)
+        if leads := bool(_leading(answers)):
+            self.addresses = tuple(dict.fromkeys((chosen, *self.addresses)))
+        return leads
+
+    def _ask(self, addresses: Iterable[str], *, every: bool = False) -> dict[str, operator_pb2.WhoAmIReply]:
+        """All at once, those that answer soon; no more once one of them leads."""
+        with ExitStack() as opened:
+            calls = {}
+            for address in addresses:
+                stub = operator_pb2_grpc.OperatorStub(opened.enter_context(self._channel_to(address)))
+                calls[address] = stub.WhoAmI.future(operator_pb2.WhoAmIRequest(), timeout=ANSWERS_S)
+            found = {}
+            for address, call in calls.items():
+                with suppress(grpc.RpcError):
+                    found[address] = call.result()
+                    if not (every or found[address].follows):
+                        break
+            return found
 
     def who_am_i(self) -> operator_pb2.WhoAmIReply:
-        return self._call(self._operator.WhoAmI, operator_pb2.WhoAmIRequest())  # type: ignore[no-any-return]
+        """As the coordinator that leads answers: it alone knows which gateways are there."""
+
+        def ask() -> operator_pb2.WhoAmIReply:
+            reply = self._operator.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=TIMEOUT_S)
+            if reply.follows:
+                raise refuse(Code.NOT_LEADER, f"{self.address} follows", "the leader", "try again in a few seconds")
+            return reply
+
+        return self._led(ask, again=True)
+
+    def coordinators(self) -> Mapping[str, operator_pb2.WhoAmIReply | None]:
+        """By address, each that the region has: what it answers; None: it does not."""
+        answers = self._ask(self.addresses, every=True)
+        told = {each for reply in answers.values() for each in reply.coordinators}
+        if told:
+            answers = self._ask(sorted(told), every=True)
+        return {each: answers.get(each) for each in sorted(told or self.addresses)}
 
     def plan(
         self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str] | None = None
     ) -> operator_pb2.PlanReply:
         request = operator_pb2.PlanRequest(documents=documents, digests=digests or {}, only_drift=not documents)
-        return self._call(self._operator.Plan, request)  # type: ignore[no-any-return]
+        return self._call("Plan", request)  # type: ignore[no-any-return]
 
     def apply(
         self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str] | None = None, plan_hash: str = ""
     ) -> operator_pb2.ApplyReply:
         request = operator_pb2.ApplyRequest(documents=documents, digests=digests or {}, plan_hash=plan_hash)
-        return self._call(self._operator.Apply, request)  # type: ignore[no-any-return]
+        return self._call("Apply", request)  # type: ignore[no-any-return]
 
     def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
         request = operator_pb2.GetRequest(kind=kind, name=name, tenant=tenant)
-        return self._call(self._operator.Get, request)  # type: ignore[no-any-return]
+        return self._call("Get", request)  # type: ignore[no-any-return]
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
-        self._call(self._operator.Delete, operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))
+        self._call("Delete", operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))
 
     def explain(self, tenant: str, name: str) -> operator_pb2.ExplainReply:
         key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
-        return self._call(self._operator.Explain, operator_pb2.ExplainRequest(workload=key))  # type: ignore[no-any-return]
+        return self._call("Explain", operator_pb2.ExplainRequest(workload=key))  # type: ignore[no-any-return]
 
     def cordon(self, node: str, *, cordoned: bool) -> operator_pb2.NodeView:
         request = operator_pb2.CordonRequest(node=node, cordoned=cordoned)
-        return self._call(self._operator.Cordon, request).node  # type: ignore[no-any-return]
+        return self._call("Cordon", request).node  # type: ignore[no-any-return]
 
     def events(self, after: int = 0, *, follow: bool = False, limit: int = 0) -> Iterator[operator_pb2.Event]:
-        request = operator_pb2.EventsRequest(after=after, follow=follow, limit=limit)
-        try:
-            yield from self._operator.Events(request, timeout=None if follow else TIMEOUT_S)
-        except grpc.RpcError as cause:
-            raise self._refused(cause) from cause
+        """follow: goes on at another coordinator, from the event after the last one, when this one ends."""
+        seen = after
+        while True:
+            request = operator_pb2.EventsRequest(after=seen, follow=follow, limit=limit)
+            try:
+                for event in self._operator.Events(request, timeout=None if follow else TIMEOUT_S):
+                    yield event
+                    seen = event.sequence
+                return
+            except grpc.RpcError as cause:
+                error = self._refused(cause)
+                if not (follow and error.code in _ENDED and len(self.addresses) > 1 and self._found()):
+                    raise error from cause
 
     def create_token(self, role: str, name: str = "", valid_s: float = 3600.0) -> operator_pb2.CreateTokenReply:
         request = operator_pb2.CreateTokenRequest(role=role, name=name, valid_s=valid_s)
-        return self._call(self._operator.CreateToken, request)  # type: ignore[no-any-return]
+        return self._call("CreateToken", request)  # type: ignore[no-any-return]
 
     def doctor(self) -> operator_pb2.DoctorReply:
-        return self._call(self._operator.Doctor, operator_pb2.DoctorRequest())  # type: ignore[no-any-return]
+        return self._call("Doctor", operator_pb2.DoctorRequest())  # type: ignore[no-any-return]
 
     def revoke(self, name: str, *, role: str = "", reason: str) -> tuple[str, ...]:
         """The serials of the certificates that are refused from now on. role: empty for the node of that name."""
         request = operator_pb2.RevokeRequest(name=name, role=role, reason=reason)
-        return tuple(self._call(self._operator.Revoke, request).serials)
+        return tuple(self._call("Revoke", request).serials)
 
     def settle(self, node: str, *, keep: str = "running") -> operator_pb2.NodeView:
         request = operator_pb2.SettleRequest(node=node, keep=keep)
-        return self._call(self._operator.Settle, request).node  # type: ignore[no-any-return]
+        return self._call("Settle", request).node  # type: ignore[no-any-return]
 
     def release(self, node: str) -> operator_pb2.NodeView:
         request = operator_pb2.ReleaseNodeRequest(node=node)
-        return self._call(self._operator.Release, request).node  # type: ignore[no-any-return]
+        return self._call("Release", request).node  # type: ignore[no-any-return]
 
     def authority(self) -> operator_pb2.GetAuthorityReply:
         request = operator_pb2.GetAuthorityRequest()
-        return self._call(self._operator.GetAuthority, request)  # type: ignore[no-any-return]
+        return self._call("GetAuthority", request)  # type: ignore[no-any-return]
 
     def rotate(self, stage: str = "") -> operator_pb2.GetAuthorityReply:
         request = operator_pb2.RotateAuthorityRequest(stage=stage)
-        return self._call(self._operator.RotateAuthority, request).authority  # type: ignore[no-any-return]
+        return self._call("RotateAuthority", request).authority  # type: ignore[no-any-return]
 
     def set_signal(self, name: str, value: str) -> operator_pb2.SignalView:
         """`price` or `carbon` by an operator's word, with its unit; an empty value clears it."""
         request = operator_pb2.SetSignalRequest(name=name, value=value)
-        return self._call(self._operator.SetSignal, request).signal  # type: ignore[no-any-return]
+        return self._call("SetSignal", request).signal  # type: ignore[no-any-return]
 
     def join_federation(self, address: str, token: str) -> operator_pb2.FederationView:
         """address: where the federation redeems tokens."""
         request = operator_pb2.JoinFederationRequest(address=address, token=token)
-        return self._call(self._operator.JoinFederation, request).federation  # type: ignore[no-any-return]
+        return self._call("JoinFederation", request).federation  # type: ignore[no-any-return]
 
     def leave_federation(self, *, forget: bool = False) -> None:
-        self._call(self._operator.LeaveFederation, operator_pb2.LeaveFederationRequest(forget=forget))
+        self._call("LeaveFederation", operator_pb2.LeaveFederationRequest(forget=forget))
 
     def federation(self) -> operator_pb2.FederationView | None:
         """None where the region is in none."""
-        reply = self._call(self._operator.GetFederation, operator_pb2.GetFederationRequest())
+        reply = self._call("GetFederation", operator_pb2.GetFederationRequest())
         return reply.federation if reply.HasField("federation") else None
 
     def models(self, name: str = "") -> tuple[artifacts_pb2.Model, ...]:
         request = artifacts_pb2.ListModelsRequest(name=name)
-        return tuple(self._call(self._artifacts.List, request).models)
+        return tuple(self._call("List", request).models)
 
     def push(
         self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b""
     ) -> artifacts_pb2.PushReply:
         """Sends one .onnx file, and an OpenSSF model signature over it where there is one. The coordinator verifies and
         inspects before it is stored."""
-        return self._send(self._artifacts.Push, path, name, progress, signature)
+        return self._send("Push", path, name, progress, signature)
 
     def inspect(self, path: Path, progress: Progress | None = None) -> artifacts_pb2.PushReply:
         """As `push`, and nothing is stored."""
-        return self._send(self._artifacts.Inspect, path, "", progress, b"")
+        return self._send("Inspect", path, "", progress, b"")
 
     def remove_model(self, name: str) -> artifacts_pb2.RemoveModelReply:
         request = artifacts_pb2.RemoveModelRequest(name=name)
-        return self._call(self._artifacts.Remove, request)  # type: ignore[no-any-return]
+        return self._call("Remove", request)  # type: ignore[no-any-return]
 
     def clear_model(self, model: str, allow_version: int = 0) -> operator_pb2.ClearModelReply:
         """Forgets that a model is poisoned; with a version, lets that older signed one back instead."""
         request = operator_pb2.ClearModelRequest(model=model, allow_version=allow_version)
-        return self._call(self._operator.ClearModel, request)  # type: ignore[no-any-return]
+        return self._call("ClearModel", request)  # type: ignore[no-any-return]
 
     def _send(
-        self, method: Callable[..., Any], path: Path, name: str, progress: Progress | None, signature: bytes
+        self, method: str, path: Path, name: str, progress: Progress | None, signature: bytes
     ) -> artifacts_pb2.PushReply:
         digest, size = digest_of(path)
 
@@ -215,13 +270,49 @@ class Region:
                     if progress is not None:
                         progress(done, size)
 
-        return self._call(method, chunks(), timeout=PUSH_TIMEOUT_S)  # type: ignore[no-any-return]
+        def call() -> artifacts_pb2.PushReply:
+            return getattr(self._artifacts, method)(chunks(), timeout=PUSH_TIMEOUT_S)  # type: ignore[no-any-return]
 
-    def _call(self, method: Callable[..., Any], request: Any, timeout: float = TIMEOUT_S) -> Any:
-        try:
-            return method(request, timeout=timeout)
-        except grpc.RpcError as cause:
-            raise self._refused(cause) from cause
+        return self._led(call, again=True)
+
+    def _call(self, method: str, request: Any) -> Any:
+        """method: of the Operator service, else of Artifacts."""
+
+        def call() -> Any:
+            stub = self._operator if hasattr(self._operator, method) else self._artifacts
+            return getattr(stub, method)(request, timeout=TIMEOUT_S)
+
+        return self._led(call, again=method in READS)
+
+    def _led(self, call: Callable[[], T], *, again: bool) -> T:
+        """What `call` returns at the coordinator that leads, to which this connection goes from then on.
+
+        again: it may be made twice. A call that may not is repeated only where it was surely not carried out. Raises
+        ShoalError."""
+        rounds = ROUNDS
+        while True:
+            try:
+                return call()
+            except (grpc.RpcError, ShoalError) as cause:
+                error = cause if isinstance(cause, ShoalError) else self._refused(cause)
+                elsewhere = error.code is Code.NOT_LEADER
+                if error.code is Code.COORDINATOR_UNREACHABLE and len(self.addresses) > 1:
+                    elsewhere = again or _UNSENT in error.refusal.found
+                rounds -= 1
+                if not (rounds and elsewhere and self._found()):
+                    raise error from cause
+
+    def _found(self) -> bool:
+        """Whether one leads, as soon as one does: after one is lost another is elected within seconds."""
+        end = time.monotonic() + LEADERLESS_S  # noqa: TID251 - a command's own deadline
+        refused = self.address
+        while not self._find():
+            if time.monotonic() > end:  # noqa: TID251
+                return False
+            time.sleep(PAUSE_S)  # noqa: TID251
+        if self.address == refused:  # it was elected just now, or leads no more and does not know it yet
+            time.sleep(PAUSE_S)  # noqa: TID251
+        return True
 
     def _refused(self, cause: grpc.RpcError) -> ShoalError:
         """What the coordinator said; where grpc says only `unavailable`, what a handshake apart from it says."""
@@ -241,6 +332,10 @@ class Region:
             "the region's coordinator",
             "check that it runs (shoal dev status) and that the context's address is right",
         )
+
+
+def _leading(answers: Mapping[str, operator_pb2.WhoAmIReply]) -> str:
+    return next((address for address, reply in answers.items() if not reply.follows), "")
 
 
 def digest_of(path: Path) -> tuple[str, int]:

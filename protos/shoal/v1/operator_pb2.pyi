@@ -51,6 +51,8 @@ class WhoAmIReply(_message.Message):
     GATEWAYS_TOKEN_FIELD_NUMBER: _builtins.int
     ENROL_ADDRESS_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    COORDINATORS_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     role: _builtins.str
     name: _builtins.str
@@ -61,13 +63,18 @@ class WhoAmIReply(_message.Message):
     enrol_address: _builtins.str
     """Where the caller renews its certificate."""
     leader: _builtins.str
-    """Where the coordinator that leads listens; empty: this one leads."""
+    """Where the coordinator that leads listens; empty: this one leads, or (follows) nobody does now."""
+    follows: _builtins.bool
     @_builtins.property
     def gateways_grpc(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def gateways_rest(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def gateways_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where all coordinators of the region listen for operators."""
+
     def __init__(
         self,
         *,
@@ -83,10 +90,12 @@ class WhoAmIReply(_message.Message):
         gateways_token: _abc.Iterable[_builtins.str] | None = ...,
         enrol_address: _builtins.str = ...,
         leader: _builtins.str = ...,
+        follows: _builtins.bool = ...,
+        coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "enrol_address", b"enrol_address", "gateways_grpc", b"gateways_grpc", "gateways_rest", b"gateways_rest", "gateways_token", b"gateways_token", "history", b"history", "leader", b"leader", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "coordinators", b"coordinators", "enrol_address", b"enrol_address", "follows", b"follows", "gateways_grpc", b"gateways_grpc", "gateways_rest", b"gateways_rest", "gateways_token", b"gateways_token", "history", b"history", "leader", b"leader", "name", b"name", "region", b"region", "role", b"role", "term", b"term", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1100,21 +1109,29 @@ class RegionView(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    COORDINATORS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    leader: _builtins.str
+    """Where the coordinator that leads listens, and all of them. Empty: nobody leads now."""
     @_builtins.property
     def document(self) -> Global___DocumentView: ...
     @_builtins.property
     def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalView]: ...
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         document: Global___DocumentView | None = ...,
         signals: _abc.Iterable[Global___SignalView] | None = ...,
+        leader: _builtins.str = ...,
+        coordinators: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "name", b"name", "signals", b"signals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinators", b"coordinators", "document", b"document", "leader", b"leader", "name", b"name", "signals", b"signals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1184,6 +1201,12 @@ class GetReply(_message.Message):
     REGIONS_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    SERVED_BY_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    served_by: _builtins.str
+    """Where the follower listens that answered from what is stored; empty: the leader answered."""
+    as_of: _builtins.int
+    """Of a follower: every change up to this revision of the store is in it."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
     @_builtins.property
@@ -1217,10 +1240,12 @@ class GetReply(_message.Message):
         regions: _abc.Iterable[Global___RegionView] | None = ...,
         agreements: _abc.Iterable[Global___AgreementView] | None = ...,
         ledger: _abc.Iterable[_federation_pb2.LedgerEntry] | None = ...,
+        served_by: _builtins.str = ...,
+        as_of: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "devices", b"devices", "documents", b"documents", "events", b"events", "ledger", b"ledger", "nodes", b"nodes", "placements", b"placements", "regions", b"regions", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "as_of", b"as_of", "devices", b"devices", "documents", b"documents", "events", b"events", "ledger", b"ledger", "nodes", b"nodes", "placements", b"placements", "regions", b"regions", "served_by", b"served_by", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

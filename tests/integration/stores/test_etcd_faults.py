@@ -17,6 +17,7 @@ from harness.trio import Trio, Writer, who
 from harness.wait import until, wait_until
 from shoal.agent.link.credentials import Files
 from shoal.agent.link.grpc import GrpcLink
+from shoal.client import Context, Region
 from shoal.coordinator.clock import SystemClock
 from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.types.assignment import Version
@@ -28,6 +29,11 @@ from shoal.v1 import operator_pb2
 from shoal.wire.enrol import redeem, renew
 from shoal.wire.status import refusal_of
 
+TENANT = """apiVersion: shoal/v1
+kind: Tenant
+metadata: {name: acme}
+spec: {quota: {replicas: 20, memory: 16GiB}}
+"""
 TAKEOVER_S = 5.0
 MEDIAN_S = 3.0
 PAUSE_S = 3.0
@@ -142,6 +148,45 @@ async def test_f07_who_joined_and_who_connects_find_the_new_leader(trio: Trio, t
     await again.close()
     await asyncio.to_thread(trio.start_one, leader)
     record("F07", "P", 1, agent_away_s=round(away_s, 2))
+
+
+def test_f07_any_coordinator_will_do(trio: Trio, tmp_path: Path) -> None:
+    """The operator's client knows one that follows; later the leader is lost under its hands."""
+    leader = trio.leader()
+    follower = next(each for each in trio.members if each is not leader)
+    trio.admin.write(tmp_path / "admin")
+    context = Context("one", REGION, follower.link, str(tmp_path / "admin"))
+    with Region(context) as api:
+        stored = api.get("tenants")
+        assert stored.served_by == follower.link, "what is stored a follower tells"
+        assert api.address == follower.link
+        assert not api.get("nodes").served_by
+        assert api.address == leader.link, "what only the leader hears is asked there, from then on"
+        applied = api.apply([operator_pb2.Document(name="t.yaml", text=TENANT)])
+        assert not applied.problems
+        with Region(context) as other:
+
+            def read() -> operator_pb2.GetReply | None:
+                reply = other.get("tenants")
+                return reply if reply.as_of >= applied.revision else None
+
+            shown = wait_until(read, 5.0, "the follower has read what was applied")
+            assert shown is not None
+            assert shown.served_by == follower.link
+            assert "acme" in {document.name for document in shown.documents}
+            assert {each for each, answer in api.coordinators().items() if answer and not answer.follows} == {
+                leader.link
+            }
+            (region,) = other.get("regions").regions
+            assert (region.leader, other.address) == (leader.link, leader.link)
+        leader.end(signal.SIGKILL)
+        began = SystemClock().now()
+        assert api.create_token("agent", "edge-9").id
+        away_s = SystemClock().now() - began
+        assert api.address != leader.link
+    assert away_s <= TAKEOVER_S
+    trio.start_one(leader)
+    record("F07", "P", 1, client_away_s=round(away_s, 2))
 
 
 @pytest.mark.long

@@ -1,10 +1,16 @@
 """`shoal doctor`: checks by component, each failure with the line that fixes it."""
 
+from collections.abc import Iterator
+
 import click
 
 from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
+from shoal.client import Region
+from shoal.types.codes import Code
+from shoal.v1 import nouns_pb2
+from shoal.v1.operator_pb2 import Check
 
 
 @click.command()
@@ -16,7 +22,9 @@ def doctor(component: str, context: str, region: str, output: str) -> None:
 
     Status 1 when a check fails."""
     with connected(context, region) as api:
-        checks = [check for check in api.doctor().checks if component in ("all", check.component)]
+        checks = [
+            check for check in (*_coordinators(api), *api.doctor().checks) if component in ("all", check.component)
+        ]
     failed = [check for check in checks if not check.ok]
     if output in ("json", "yaml"):
         emit([as_data(check) for check in checks], output)
@@ -31,3 +39,18 @@ def doctor(component: str, context: str, region: str, output: str) -> None:
         line(f"{len(checks) - len(failed)} passed, {len(failed)} failed")
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _coordinators(api: Region) -> Iterator[Check]:
+    """Who leads, where a region has several, and who could take over; asked of each from here."""
+    answers = api.coordinators()
+    if len(answers) == 1:
+        return
+    for address, answer in answers.items():
+        if answer is None:
+            found, remedy = f"{address} does not answer", "start it; the others serve meanwhile"
+            refusal = nouns_pb2.Refusal(code=Code.COORDINATOR_UNREACHABLE, found=found, remedy=remedy)
+            yield Check(component="region", name=f"coordinator {address}", refusal=refusal)
+        else:
+            does = "follows" if answer.follows else "leads" if answer.history else "serves"
+            yield Check(component="region", name=f"coordinator {address} {does}", ok=True)

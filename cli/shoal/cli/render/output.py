@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console(highlight=False, soft_wrap=True)
+_beside = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def emit(data: Any, output: str) -> None:
@@ -39,6 +40,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
 
 def line(text: str, style: str = "") -> None:
     console.print(Text(clean(text), style=style))
+
+
+def note(text: str) -> None:
+    """Beside the answer, on stderr."""
+    _beside.print(Text(clean(text), style="dim"))
 
 
 def clean(text: str) -> str:

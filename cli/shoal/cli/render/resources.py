@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from shoal.cli.render.output import line, table
+from shoal.cli.render.output import line, note, table
 from shoal.client import Region
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour, show_watts
 from shoal.v1 import artifacts_pb2, operator_pb2
@@ -18,6 +18,8 @@ def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]
     if kind == "models":
         return api.models(name)
     reply = api.get(kind, name, tenant)
+    if reply.served_by:
+        note(f"as the follower at {reply.served_by} had read it up to revision {reply.as_of}")
     return {  # type: ignore[return-value]
         "nodes": reply.nodes,
         "devices": reply.devices,
@@ -289,6 +291,8 @@ _COLUMNS["regions"] = (
     ("NAME", lambda row: row.name),
     ("PRICE", lambda row: _signal_of(row, "price")),
     ("CARBON", lambda row: _signal_of(row, "carbon")),
+    ("LEADER", lambda row: row.leader or "-"),
+    ("+COORDINATORS", lambda row: ", ".join(row.coordinators) or "-"),
     *((f"+{name}", _of_document(cell)) for name, cell in _DOCUMENT[1:]),
 )
 

@@ -47,6 +47,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
             certificate_expires_at=identity.not_after,
             version=version("shoal-coordinator"),
             enrol_address=self._enrol_address(),
+            coordinators=self._address().split(","),
         )
 
     async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:

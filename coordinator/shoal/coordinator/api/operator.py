@@ -1,6 +1,6 @@
 """The operator API: what the command line, scripts and the dashboard call. Each change leaves an audit entry."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
@@ -53,8 +53,20 @@ class Trading(Protocol):
         ...
 
 
+class Seat(Protocol):
+    """Where this coordinator listens for operators; and where all of the region do, for these and for who enrols or
+    renews (with commas)."""
+
+    @property
+    def link_address(self) -> str: ...
+    @property
+    def links(self) -> str: ...
+    @property
+    def enrols(self) -> str: ...
+
+
 class OperatorService(operator_pb2_grpc.OperatorServicer):
-    """enrol_address: where callers renew their certificates. following: of a coordinator that does not lead."""
+    """following: of a coordinator that does not lead."""
 
     def __init__(
         self,
@@ -64,7 +76,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         store: Store,
         clock: Clock,
         audit: AuditTrail,
-        enrol_address: Callable[[], str],
+        seat: Seat,
         *,
         following: Following | None = None,
         trading: Trading | None = None,
@@ -72,7 +84,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         self._region = region
         self._trading = trading
         self._members = members
-        self._enrol_address = enrol_address
+        self._seat = seat
         self._audit = audit
         self._enrolment = enrolment
         self._store = store
@@ -97,8 +109,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             gateways_grpc=[node.grpc_address for node in gateways],
             gateways_rest=[node.rest_address for node in gateways],
             gateways_token=[node.token_address for node in gateways],
-            enrol_address=self._enrol_address(),
+            enrol_address=self._seat.enrols,
             leader=self._following.leader if self._following is not None else "",
+            follows=self._following is not None,
+            coordinators=self._seat.links.split(","),
         )
 
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
@@ -126,6 +140,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
         if self._following is not None and (refusal := self._following.elsewhere("Get", request.kind)) is not None:
             raise ShoalError(refusal)
+        as_of = self._following.revision if self._following is not None else 0
         found = await self._listed(request.kind)
         if request.name or request.tenant:
             _filter(found, request.name, request.tenant)
@@ -137,6 +152,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                     "one that is listed",
                     f"see `shoal get {request.kind}`",
                 )
+        if self._following is not None:
+            found.served_by, found.as_of = self._seat.link_address, as_of
         return found
 
     async def Delete(self, request: operator_pb2.DeleteRequest, context: Any) -> operator_pb2.DeleteReply:
@@ -343,6 +360,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             case "regions":
                 name = self._region.config.name
                 view = reply.regions.add(name=name, signals=self._signals())
+                view.leader, view.coordinators[:] = self._seat.link_address, self._seat.links.split(",")
                 if (stored := controller.catalog.documents.get(DocumentKey("Region", name))) is not None:
                     view.document.CopyFrom(views.document_view(stored))
             case kind if kind in LISTS:

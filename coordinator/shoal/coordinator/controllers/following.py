@@ -11,17 +11,21 @@ from shoal.coordinator.ports import Clock, Compacted, Election, Store
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
 
-READ: Final = frozenset({"WhoAmI", "Get", "Events", "GetAuthority"})
-"""Methods that a follower answers, of `Get` those kinds of which all is in the store."""
-STORED: Final = frozenset({"tokens", "events", "policies", "tenants", "regions"})
+READ: Final = frozenset({"WhoAmI", "Get", "Events", "GetAuthority", "List"})
+"""Methods that a follower answers, of `Get` those kinds of which all is in the store: no reading or liveness, which
+only the leader hears, no plan, which is made of them, and no price of a feed, which only the leader reads."""
+STORED: Final = frozenset({"tokens", "events", "policies", "tenants", "ledger"})
 LOOK_S: Final = Seconds(0.5)
 
 
 class Following:
-    """leader: where its link listens, as it said itself; empty while nobody leads."""
+    """leader: where its link listens, as it said itself; empty while nobody leads. revision: of the store; every change
+    up to it was read."""
 
     def __init__(self, region: Region, store: Store, election: Election, clock: Clock) -> None:
         self.leader = ""
+        self.revision = 0
+        self._told = 0
         self._region = region
         self._store = store
         self._election = election
@@ -29,7 +33,7 @@ class Following:
 
     async def read(self) -> None:
         """Raises ShoalError."""
-        await self._region.follow()
+        await self._read()
         self.leader = await self._found()
 
     def elsewhere(self, method: str, kind: str = "") -> Refusal | None:
@@ -52,7 +56,7 @@ class Following:
                     self.leader = await self._found()
                     if news.is_set():
                         news.clear()
-                        await self._region.follow()
+                        await self._read()
                         await changed()
                 except ShoalError as error:
                     if error.code is Code.STORE_CORRUPT:
@@ -60,18 +64,22 @@ class Following:
         finally:
             watching.cancel()
 
+    async def _read(self) -> None:
+        told = self._told
+        if not told:
+            found = await self._store.read(KEY)
+            told = self._told = found.revision if found is not None else 0
+        await self._region.follow()
+        self.revision = told
+
     async def _watch(self, news: asyncio.Event) -> None:
-        after = 0
         while True:
             try:
-                if not after:
-                    found = await self._store.read(KEY)
-                    after = found.revision if found is not None else 0
-                async for change in self._store.watch("", after):
-                    after = change.revision
+                async for change in self._store.watch("", self._told):
+                    self._told = change.revision
                     news.set()
             except Compacted as gone:
-                after = gone.revision
+                self._told = gone.revision
                 news.set()
             except ShoalError:  # the store is away; what it says of itself `run` meets too
                 await self._clock.sleep(LOOK_S)

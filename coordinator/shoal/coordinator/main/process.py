@@ -35,7 +35,8 @@ class Process:
         self.gauges: Callable[[], Gauges] = dict
         self._role = role
         self._advertise = config.advertise
-        self.links, self.enrols = config.links or self.link_address, config.enrols or self.enrol_address
+        self.links: Final = config.links or self.link_address
+        self.enrols: Final = config.enrols or self.enrol_address
         self._metrics_at = config.metrics
         self._metrics: Address | None = None
         self.meter.observe(lambda: self.gauges())

@@ -216,9 +216,7 @@ async def _lead(
         meter=meter,
     )
     await trading.start()
-    operators = OperatorService(
-        region, enrolment, members, store, clock, audit, lambda: process.enrols, trading=trading
-    )
+    operators = OperatorService(region, enrolment, members, store, clock, audit, process, trading=trading)
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = grpc.aio.server(options=enrol_options())
@@ -296,9 +294,7 @@ async def _follow(
     api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
     link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-    operators = OperatorService(
-        region, enrolment, members, store, clock, audit, lambda: process.enrols, following=following
-    )
+    operators = OperatorService(region, enrolment, members, store, clock, audit, process, following=following)
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = grpc.aio.server(options=enrol_options())
