@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.coordinator import Coordinator, operator
+from harness.etcd import Etcd
+from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2, operator_pb2_grpc
@@ -15,10 +17,13 @@ NAME = "fed"
 
 @dataclass(frozen=True, slots=True)
 class Federated:
-    """federation: the process of the service. regions: of coordinators, by name."""
+    """federation: the process of the service, or of its first replica; replicas: of all; flags: of each. regions: of
+    coordinators, by name."""
 
     federation: Coordinator
     regions: Mapping[str, Coordinator]
+    replicas: tuple[Coordinator, ...] = ()
+    flags: tuple[str, ...] = ()
 
     def operator(self, name: str = NAME) -> operator_pb2_grpc.OperatorStub:
         process = self.federation if name == NAME else self.regions[name]
@@ -28,8 +33,9 @@ class Federated:
         request = operator_pb2.CreateTokenRequest(role="region", name=region, valid_s=600.0)
         return str(self.operator().CreateToken(request, timeout=10.0).token)
 
-    def join(self, region: str) -> operator_pb2.FederationView:
-        request = operator_pb2.JoinFederationRequest(address=self.federation.enrol, token=self.token(region))
+    def join(self, region: str, token: str = "") -> operator_pb2.FederationView:
+        doors = ",".join(each.enrol for each in self.replicas or (self.federation,))
+        request = operator_pb2.JoinFederationRequest(address=doors, token=token or self.token(region))
         return self.operator(region).JoinFederation(request, timeout=20.0).federation
 
     def shown(self, region: str) -> operator_pb2.FederationView | None:
@@ -51,6 +57,28 @@ class Federated:
             return True
 
         wait_until(known, deadline_s, "every region knows every other one")
+
+
+@contextmanager
+def replicated(folder: Path, store: Etcd, *regions: str) -> Iterator[Federated]:
+    """As `federated`, by two replicas on one store of which each member is told."""
+    first, second, *enrols = (f"127.0.0.1:{port}" for port in free_ports(4))
+    replicas = tuple(
+        Coordinator(folder / f"{NAME}-{number}", region=NAME, role="federation", link=link, enrol=enrol)
+        for number, (link, enrol) in enumerate(zip((first, second), enrols, strict=True))
+    )
+    shared = ("--shared-dir", str(replicas[0].data))
+    flags = (*store.flags, *shared, "--links", f"{first},{second}", "--enrols", ",".join(enrols))
+    others = [Coordinator(folder / name, region=name) for name in regions]
+    try:
+        for each in (*replicas, *others):
+            each.folder.mkdir(parents=True)
+            each.start(flags=("--peers", "127.0.0.1:0") if each.role == "region" else flags)
+        yield Federated(replicas[0], {each.region: each for each in others}, replicas, flags)
+    finally:
+        for each in (*replicas, *others):
+            if each.process is not None:
+                each.end()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def federation() -> None:
 
 
 @federation.command()
-@click.option("--federation", "address", required=True, metavar="HOST:PORT", help="Where it redeems tokens (--enrol).")
+@click.option("--federation", "address", required=True, metavar="HOST:PORT,..", help="Where it redeems tokens.")
 @click.option(
     "--token",
     required=True,

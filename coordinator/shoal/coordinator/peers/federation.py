@@ -2,7 +2,7 @@
 own."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import structlog
@@ -87,7 +87,7 @@ class GrpcFederation:
             residency=member.residency,
             proof=proof,
         )
-        reply = await asyncio.to_thread(_join, address, claim, request)
+        reply = await asyncio.to_thread(_join_any, address.split(","), claim, request)
         directory = nouns.from_wire(Directory, reply.directory)
         return Joined(claim.region, reply.address, tuple(reply.roots), directory)
 
@@ -139,6 +139,20 @@ class GrpcCandidates:
         reply = await answered(call, Code.PEER_UNREACHABLE, member.region)
         solicitation = nouns.decode(Solicitation, message.content)
         return answer_of(reply, member.region, solicitation, self._roots_of, self._clock)
+
+
+def _join_any(
+    addresses: Sequence[str], claim: JoinToken, request: federation_pb2.JoinRequest
+) -> federation_pb2.JoinReply:
+    """At the first replica that answers: who redeems a token again is told what it was told."""
+    *others, last = addresses
+    for address in others:
+        try:
+            return _join(address, claim, request)
+        except ShoalError as error:
+            if error.code is not Code.FEDERATION_UNREACHABLE:
+                raise
+    return _join(last, claim, request)
 
 
 def _join(address: str, claim: JoinToken, request: federation_pb2.JoinRequest) -> federation_pb2.JoinReply:

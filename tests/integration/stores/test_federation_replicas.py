@@ -1,0 +1,52 @@
+"""Two replicas of a federation on one etcd, one of which is killed: its members go on with the other."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.etcd import etcd
+from harness.federation import Federated, replicated
+from harness.report import record
+from harness.wait import wait_until
+from shoal.coordinator.clock import SystemClock
+
+HEARD_S = 5.0
+"""An advertisement is told every two seconds; a replica that is gone refuses at once."""
+
+
+def heard_since(federation: Federated, moment: float) -> Callable[[], bool]:
+    """Whether every region has told the federation since, and knows the others as before."""
+
+    def heard() -> bool:
+        for region in federation.regions:
+            view = federation.shown(region)
+            if view is None or view.heard_at <= moment or not all(member.advertises for member in view.members):
+                return False
+        return True
+
+    return heard
+
+
+def test_f42_one_replica_of_the_federation_is_killed(tmp_path: Path) -> None:
+    clock = SystemClock()
+    with etcd(tmp_path / "etcd") as store, replicated(tmp_path, store, "alpha", "beta") as federation:
+        first, second = federation.replicas
+        federation.join("alpha")
+        token = federation.token("beta")
+        first.end(signal.SIGKILL)
+        federation.join("beta", token)  # where the first one does not answer, at the second, which knows its token
+        first.start(flags=federation.flags)
+        federation.wait_for_everybody()
+        took = []
+        for replica in (first, second):  # each answers alone once, whichever the regions spoke with
+            replica.end(signal.SIGKILL)
+            began, wall = clock.now(), clock.wall()
+            wait_until(heard_since(federation, wall), 20.0, "every region is heard by the other replica")
+            took.append(clock.now() - began)
+            replica.start(flags=federation.flags)
+        assert max(took) <= HEARD_S
+        for region in federation.regions:
+            view = federation.shown(region)
+            assert view is not None
+            assert not view.HasField("reason")
+        record("F42", "P", len(took), replicas=2, store="etcd", heard_again_s=[round(each, 2) for each in took])
