@@ -42,9 +42,26 @@ class Stack:
         self.control = Control(folder / "dev", self.contexts)
         self._up: Up | None = None
 
-    def up(self, agents: int, link: str = "grpc", *, regions: int = 1, federation: int = 0) -> None:
-        """agents: of each region."""
-        self._up = self.control.up(agents, lambda text: None, link=link, regions=regions, federation=federation)
+    def up(
+        self,
+        agents: int,
+        link: str = "grpc",
+        *,
+        regions: int = 1,
+        federation: int = 0,
+        store: str = "sqlite",
+        coordinators: int = 1,
+    ) -> None:
+        """agents: of each region. coordinators: of the first."""
+        self._up = self.control.up(
+            agents,
+            lambda text: None,
+            link=link,
+            regions=regions,
+            federation=federation,
+            store=store,
+            coordinators=coordinators,
+        )
 
     def down(self) -> None:
         """Nothing of it runs when this returns."""
@@ -109,7 +126,7 @@ class Stack:
         with self.api() as api:
             token = api.create_token("tenant", name, 300.0).token
             bearer = api.create_token("bearer", name, 3600.0).token
-        redeem(self.info.stack.coordinator.addresses["enrol"], token, name).write(folder)
+        redeem(self.info.stack.at("enrol"), token, name).write(folder)
         return Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem"), bearer
 
     def workload(self, name: str, tenant: str = "default") -> operator_pb2.WorkloadView:
@@ -220,11 +237,20 @@ def _alive(processes: dict[Process, str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def region(folder: Path, agents: int, link: str = "grpc", *, regions: int = 1, federation: int = 0) -> Iterator[Stack]:
+def region(
+    folder: Path,
+    agents: int,
+    link: str = "grpc",
+    *,
+    regions: int = 1,
+    federation: int = 0,
+    store: str = "sqlite",
+    coordinators: int = 1,
+) -> Iterator[Stack]:
     """With the model `relu` in the first region."""
     stack = Stack(folder)
     try:
-        stack.up(agents, link, regions=regions, federation=federation)
+        stack.up(agents, link, regions=regions, federation=federation, store=store, coordinators=coordinators)
         stack.push(relu().SerializeToString(), "relu")
         yield stack
     finally:

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from shoal.devstack.keeper import program_path
-from shoal.devstack.layout import ROAD, Member, Stack
+from shoal.devstack.layout import ROAD, Member, Stack, shared
 from shoal.types.codes import Code, refuse
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -26,7 +26,7 @@ def prepare(folder: Path, stack: Stack, member: Member) -> None:
     """Makes what the broker starts from; its certificate is the region's. Raises ShoalError."""
     command = [
         *program_path("shoal-coordinator"), "broker-config", "--region", stack.region,
-        "--data-dir", str(folder / stack.coordinator.name), "--out", str(folder / member.name),
+        "--data-dir", str(shared(folder, stack.coordinators)), "--out", str(folder / member.name),
         "--listen", member.addresses["mqtt"], "--host", ROAD,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

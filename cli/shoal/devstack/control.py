@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -62,19 +62,21 @@ class Control:
         federation: int = 0,
         store: str = "sqlite",
         neighbours: int | None = None,
+        coordinators: int = 1,
     ) -> Up:
         """Starts what is not running; everything enrolled, ready, measured and joined when it returns. All or nothing.
 
         agents: of each region. link: grpc, or mqtt over the host's own Mosquitto. federation: replicas of the service
         that the regions join; more than one need store etcd, the host's own. neighbours: agents of each region but the
-        first, if not as many. Raises ShoalError with the code of the part that failed, or CONFLICT while another is at
-        it."""
+        first, if not as many. coordinators: of the first region; more than one need store etcd. Raises ShoalError with
+        the code of the part that failed, or CONFLICT while another is at it."""
         with self._alone():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
             try:
-                return self._start(layout.Asked(region, agents, link, regions, federation, store, neighbours), say)
+                asked = layout.Asked(region, agents, link, regions, federation, store, neighbours, coordinators)
+                return self._start(asked, say)
             except BaseException:
                 self.down()
                 raise
@@ -104,8 +106,7 @@ class Control:
         self._spawn_keeper()
         if stack.etcd:
             say(f"etcd of this machine, {len(stack.etcd)} members")
-            with ThreadPoolExecutor() as together:  # none listens before a majority is there
-                list(together.map(lambda member: self.ask({"op": "start", "name": member.name}), stack.etcd))
+            self._start_together(stack.etcd)  # none listens before a majority is there
         for member in stack.federation:
             say(f"federation {member.name}")
             self.ask({"op": "start", "name": member.name})
@@ -129,9 +130,14 @@ class Control:
             say("broker, Mosquitto of this machine, which carries the agents' links")
             broker.prepare(self.folder, region, region.broker)
             self.ask({"op": "start", "name": region.broker.name})
-        say(f"coordinator of region {region.region}")
-        self.ask({"op": "start", "name": region.coordinator.name})
+        several = f", {len(region.coordinators)} of which one leads" if len(region.coordinators) > 1 else ""
+        say(f"coordinator of region {region.region}{several}")
+        self._start_together(region.coordinators)  # none follows before one leads
         return self._operator(region, CONTEXT)
+
+    def _start_together(self, members: Sequence[Member]) -> None:
+        with ThreadPoolExecutor() as together:
+            list(together.map(lambda member: self.ask({"op": "start", "name": member.name}), members))
 
     def _start_nodes(self, api: Region, region: Stack, say: Say) -> None:
         for member in (*region.gateways, *region.agents):
@@ -143,7 +149,7 @@ class Control:
         return Context(
             name,
             region.region,
-            region.coordinator.addresses["link"],
+            region.at("link"),
             str(self.folder / region.coordinator.name / "operator"),
             gateway_rest=region.gateways[0].addresses["rest"],
             gateway_grpc=region.gateways[0].addresses["grpc"],
@@ -160,7 +166,7 @@ class Control:
         operator = Context(
             f"{CONTEXT}-{layout.FEDERATION}",
             layout.FEDERATION,
-            door.addresses["link"],
+            ",".join(replica.addresses["link"] for replica in stack.federation),
             str(self.folder / door.name / "operator"),
         )
         with Region(operator) as federation:
@@ -168,7 +174,8 @@ class Control:
                 if api.federation() is None:
                     say(f"{name} joins the federation")
                     token = federation.create_token("region", name, 300.0).token
-                    api.join_federation(layout.road(door.addresses["enrol"]), token)
+                    doors = ",".join(layout.road(replica.addresses["enrol"]) for replica in stack.federation)
+                    api.join_federation(doors, token)
                     api.apply([Document(name=f"{name}.yaml", text=layout.TRADING.format(region=name))])
 
         def acquainted() -> bool:
@@ -279,7 +286,7 @@ class Control:
         if (state / "identity" / "cert.pem").exists():
             return
         token = api.create_token(member.role, member.name, 300.0).token
-        command = [*program_path("shoal-agent"), "join", "--coordinator", stack.coordinator.addresses["enrol"]]
+        command = [*program_path("shoal-agent"), "join", "--coordinator", stack.at("enrol")]
         # The token goes in by the environment: arguments are for every user to read.
         done = subprocess.run(
             [*command, "--name", member.name, "--state-dir", str(state)],
@@ -335,7 +342,7 @@ class Control:
     def _client_files(self, api: Region, stack: Stack, folder: Path) -> None:
         if not (folder / "cert.pem").exists():
             token = api.create_token("tenant", layout.TENANT, 300.0).token
-            redeem(stack.coordinator.addresses["enrol"], token, layout.TENANT).write(folder)
+            redeem(stack.at("enrol"), token, layout.TENANT).write(folder)
         if not (folder / "bearer").exists():
             bearer = api.create_token("bearer", layout.TENANT, 30 * 86400.0).token
             write_private(folder / "bearer", bearer.encode())

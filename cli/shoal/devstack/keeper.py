@@ -16,7 +16,7 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -213,12 +213,12 @@ class Keeper:
                 *program_path("shoal-coordinator"), "run", "--role", role, "--region", member.region,
                 "--data-dir", state, "--link", addresses["link"], "--enrol", addresses["enrol"],
                 "--metrics", addresses["metrics"], *([*mqtt, "--models", addresses["models"]] if mqtt else []),
-                *self._broker_dir(region), *self._peers(addresses), *etcd.flags(self._folder, self._stack),
+                *self._broker_dir(region), *self._reached(member), *etcd.flags(self._folder, self._stack),
                 *self._shared(member),
             ]  # fmt: skip
         command = [
             *program_path("shoal-agent"), "run", "--role", "node" if member.role == "agent" else "gateway",
-            "--state-dir", state, "--coordinator", layout.road(region.coordinator.addresses["link"]),
+            "--state-dir", state, "--coordinator", _roads(region.coordinators, "link"),
             "--advertise", layout.road(addresses["grpc"]).rpartition(":")[0],
             "--grpc", addresses["grpc"], "--rest", addresses["rest"], "--token-port", addresses["token"],
             "--metrics", addresses["metrics"], "--front-metrics", addresses["front-metrics"],
@@ -235,20 +235,20 @@ class Keeper:
         broker = region.broker
         return ["--broker-dir", str(self._folder / broker.name)] if broker is not None else []
 
-    def _peers(self, addresses: Mapping[str, str]) -> list[str]:
-        """Coordinators of several regions, and their federation, reach each other by road."""
-        if not self._stack.federation:
+    def _reached(self, member: Member) -> list[str]:
+        """Coordinators of several regions, their federation, and several of one region are reached by road."""
+        if not self._stack.federation and len(self._stack.replicas(member)) == 1:
             return []
-        peers = ["--peers", addresses["peers"]] if "peers" in addresses else []
-        return [*peers, "--advertise", layout.road(addresses["link"]).rpartition(":")[0]]
+        peers = ["--peers", member.addresses["peers"]] if "peers" in member.addresses else []
+        return [*peers, "--advertise", layout.ROAD]
 
     def _shared(self, member: Member) -> list[str]:
-        """Of the federation's replicas: one CA, and the addresses of all."""
-        replicas = self._stack.federation
-        if member.role != layout.FEDERATION or len(replicas) == 1:
+        """Of several on one state: one CA, and the addresses of all."""
+        replicas = self._stack.replicas(member)
+        if len(replicas) == 1:
             return []
-        links, enrols = (",".join(layout.road(one.addresses[use]) for one in replicas) for use in ("link", "enrol"))
-        return ["--shared-dir", str(self._folder / layout.FEDERATION), "--links", links, "--enrols", enrols]
+        links, enrols = (_roads(replicas, use) for use in ("link", "enrol"))
+        return ["--shared-dir", str(layout.shared(self._folder, replicas)), "--links", links, "--enrols", enrols]
 
     # hurting and ending
 
@@ -415,6 +415,10 @@ class Keeper:
                     }
                 )
         return rows
+
+
+def _roads(members: Sequence[Member], use: str) -> str:
+    return ",".join(layout.road(member.addresses[use]) for member in members)
 
 
 def program_path(name: str) -> list[str]:

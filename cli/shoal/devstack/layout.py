@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -73,7 +73,7 @@ class Stack:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        return tuple(member.region for member in self.members if member.role == "coordinator")
+        return tuple(dict.fromkeys(member.region for member in self.members if member.role == "coordinator"))
 
     def of(self, region: str) -> "Stack":
         """One region of it, alone."""
@@ -88,8 +88,21 @@ class Stack:
         return tuple(member for member in self.members if member.role == ETCD)
 
     @property
+    def coordinators(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.role == "coordinator")
+
+    @property
     def coordinator(self) -> Member:
-        return next(member for member in self.members if member.role == "coordinator")
+        """The only one, or the first."""
+        return self.coordinators[0]
+
+    def at(self, use: str) -> str:
+        """Where all coordinators listen for this, with commas."""
+        return ",".join(member.addresses[use] for member in self.coordinators)
+
+    def replicas(self, member: Member) -> tuple[Member, ...]:
+        """All that do the same on the same state, this one among them."""
+        return tuple(one for one in self.members if (one.role, one.region) == (member.role, member.region))
 
     @property
     def gateways(self) -> tuple[Member, ...]:
@@ -122,7 +135,7 @@ def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What `dev up` is asked for. agents: of each region. federation: replicas of the service that the regions join;
-    0 for none. neighbours: agents of each region but the first, if not as many."""
+    0 for none. neighbours: agents of each region but the first, if not as many. coordinators: of the first region."""
 
     region: str = REGION
     agents: int = 4
@@ -131,20 +144,31 @@ class Asked:
     federation: int = 0
     store: str = "sqlite"
     neighbours: int | None = None
+    coordinators: int = 1
 
     @classmethod
     def of(cls, stack: Stack) -> "Asked":
         agents, *others = (len(stack.of(region).agents) for region in stack.regions)
         neighbours = others[0] if others and others[0] != agents else None
         store = ETCD if stack.etcd else "sqlite"
-        return cls(stack.region, agents, stack.link, len(stack.regions), len(stack.federation), store, neighbours)
+        return cls(
+            stack.region,
+            agents,
+            stack.link,
+            len(stack.regions),
+            len(stack.federation),
+            store,
+            neighbours,
+            len(stack.of(stack.region).coordinators),
+        )
 
     def __str__(self) -> str:
         regions = f", {self.regions} regions" if self.regions > 1 else ""
         federation = f", {self.federation} federation replicas" if self.federation else ""
         store = ", state in etcd" if self.store == ETCD else ""
         neighbours = "" if self.neighbours is None else f", {self.neighbours} agents in each other"
-        more = f"{regions}{neighbours}{federation}{store}"
+        coordinators = f", {self.coordinators} coordinators" if self.coordinators > 1 else ""
+        more = f"{coordinators}{regions}{neighbours}{federation}{store}"
         return f"region {self.region} with {self.agents} agents on {self.link} links{more}"
 
 
@@ -167,13 +191,18 @@ def _members(asked: Asked) -> tuple[Member, ...]:
     if not 1 <= asked.regions <= 8:
         raise refuse(Code.FIELD_INVALID, f"{asked.regions} regions", "1 to 8 on one machine", "pass --regions N")
     most = 5 if asked.store == ETCD else 1
-    if not 0 <= asked.federation <= most:
-        raise refuse(
-            Code.FIELD_INVALID,
-            f"{asked.federation} federation replicas on {asked.store}",
-            f"0 to {most}",
-            "pass --store etcd: replicas share a store" if most == 1 else "pass --federation-replicas N",
-        )
+    replicas = (
+        ("coordinators", asked.coordinators, 1, "--coordinators"),
+        ("federation replicas", asked.federation, 0, "--federation-replicas"),
+    )
+    for what, count, least, flag in replicas:
+        if not least <= count <= most:
+            raise refuse(
+                Code.FIELD_INVALID,
+                f"{count} {what} on {asked.store}",
+                f"{least} to {most}",
+                "pass --store etcd: replicas share a store" if most == 1 else f"pass {flag} N",
+            )
     members = [
         Member(f"{ETCD}-{number}", ETCD, "", {}, {}, "") for number in range(1, ETCD_MEMBERS + 1) if asked.store == ETCD
     ]
@@ -184,7 +213,10 @@ def _members(asked: Asked) -> tuple[Member, ...]:
     for number in range(1, asked.regions + 1):
         region = asked.region if number == 1 else f"{asked.region}-{number}"
         before = "" if number == 1 else f"{region}-"
-        members += [Member(before + role, role, "", {}, {}, region) for role in _leading(asked.link)]
+        coordinators = asked.coordinators if number == 1 else 1
+        members += [
+            Member(f"{before}{name}", role, "", {}, {}, region) for name, role in _leading(asked.link, coordinators)
+        ]
         count = asked.agents if number == 1 or asked.neighbours is None else asked.neighbours
         for name, profile in fleet_of(count):
             price = PRICES.get(name, PRICES["plain-cpu"]) / number
@@ -211,9 +243,15 @@ def _uses(role: str, asked: Asked) -> tuple[str, ...]:
     return (*_USES[role], *models, *(("peers",) if asked.federation else ()))
 
 
-def _leading(link: str) -> tuple[str, ...]:
-    """Members of a region of which there is one, called by their role, in the order in which they start."""
-    return (*(("broker",) if link == "mqtt" else ()), "coordinator", "gateway")
+def _leading(link: str, coordinators: int) -> tuple[tuple[str, str], ...]:
+    """Name and role of a region's members but its agents, in the order in which they start. Who is the only one of its
+    role is called by it."""
+    names = [f"coordinator-{number}" for number in range(1, coordinators + 1)] if coordinators > 1 else ["coordinator"]
+    return (
+        *((("broker", "broker"),) if link == "mqtt" else ()),
+        *((name, "coordinator") for name in names),
+        ("gateway", "gateway"),
+    )
 
 
 HERE: Final = "127.0.0.1"
@@ -224,6 +262,12 @@ def road(address: str) -> str:
     """host:port by which other members reach what listens on `address`; see roads.py."""
     host, _, port = address.rpartition(":")
     return f"{ROAD}:{port}" if host == HERE else address
+
+
+def shared(folder: Path, replicas: Sequence[Member]) -> Path:
+    """Where the CA of these lies, who are on one state: the folder of the only one, or one of their own."""
+    one = replicas[0]
+    return folder / (one.name if len(replicas) == 1 else f"{one.region}-shared")
 
 
 def save(folder: Path, stack: Stack) -> None:

@@ -132,7 +132,10 @@ def test_regions_of_one_stack_have_members_and_ports_of_their_own() -> None:
     assert [member.role for member in stack.federation] == ["federation"]
 
 
-@pytest.mark.parametrize("asked", [layout.Asked(regions=0), layout.Asked(federation=2), layout.Asked(agents=65)])
+@pytest.mark.parametrize(
+    "asked",
+    [layout.Asked(regions=0), layout.Asked(federation=2), layout.Asked(coordinators=3), layout.Asked(agents=65)],
+)
 def test_a_stack_that_is_not_to_be_had(asked: layout.Asked) -> None:
     with pytest.raises(ShoalError) as refused:
         layout.needed_ports(asked)

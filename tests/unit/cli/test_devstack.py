@@ -11,6 +11,7 @@ from cryptography import x509
 from shoal.client import Contexts
 from shoal.devstack import broker, etcd, layout
 from shoal.devstack.control import Control
+from shoal.devstack.keeper import Keeper
 from shoal.types.codes import Code, ShoalError
 from shoal.wire.enrol import belong
 
@@ -79,6 +80,29 @@ def test_etcd_of_one_stack_is_three_members_that_its_coordinators_know(tmp_path:
     endpoints = flags[flags.index("--etcd-endpoints") + 1].split(",")
     assert endpoints == [layout.road(each.addresses["client"]) for each in stack.etcd]
     assert etcd.flags(tmp_path, stack.of("home")) == []
+
+
+def test_several_coordinators_are_told_of_each_other_and_agents_of_all(tmp_path: Path) -> None:
+    asked = layout.Asked(agents=1, regions=2, store="etcd", coordinators=3)
+    stack = layout.compose(asked, {name: 20_000 + index for index, name in enumerate(layout.needed_ports(asked))})
+    assert layout.Asked.of(stack) == asked
+    assert stack.regions == ("home", "home-2")
+    home, other = stack.of("home"), stack.of("home-2")
+    assert [member.name for member in home.coordinators] == ["coordinator-1", "coordinator-2", "coordinator-3"]
+    assert [member.name for member in other.coordinators] == ["home-2-coordinator"]
+    layout.save(tmp_path, stack)
+    keeper = Keeper(tmp_path, stack)
+    roads = ",".join(layout.road(member.addresses["link"]) for member in home.coordinators)
+    commands = [keeper.command(member) for member in home.coordinators]
+    assert {value_of(command, "--links") for command in commands} == {roads}
+    assert {value_of(command, "--shared-dir") for command in commands} == {str(tmp_path / "home-shared")}
+    assert len({value_of(command, "--data-dir") for command in commands}) == 3
+    assert value_of(keeper.command(home.agents[0]), "--coordinator") == roads
+    assert "--shared-dir" not in keeper.command(other.coordinator)
+
+
+def value_of(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
 
 
 def test_etcd_that_is_not_installed_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

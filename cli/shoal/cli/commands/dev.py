@@ -39,6 +39,12 @@ def dev() -> None:
 )
 @click.option("--region", "name", default=layout.REGION, show_default=True, help="Name of the first region.")
 @click.option(
+    "--coordinators",
+    default=1,
+    show_default=True,
+    help="Of the first region, coordinator-1 ..: one leads, the others take over. More than one with --store etcd.",
+)
+@click.option(
     "--regions",
     default=1,
     show_default=True,
@@ -59,7 +65,14 @@ def dev() -> None:
 )
 @link
 def up(
-    data_dir: Path | None, agents: int, name: str, regions: int, federation_replicas: int, store: str, link: str
+    data_dir: Path | None,
+    agents: int,
+    name: str,
+    coordinators: int,
+    regions: int,
+    federation_replicas: int,
+    store: str,
+    link: str,
 ) -> None:
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
     control = Control(data_dir)
@@ -72,6 +85,7 @@ def up(
             regions=regions,
             federation=federation_replicas,
             store=store,
+            coordinators=coordinators,
         )
     )
 
