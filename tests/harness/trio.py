@@ -63,7 +63,7 @@ class Trio:
         for each in self.members:
             if each.process is not None and each.process.poll() is None:
                 try:
-                    if not who(each, self.admin).leader:
+                    if not who(each, self.admin).follows:
                         return each
                 except grpc.RpcError:
                     continue

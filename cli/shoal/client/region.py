@@ -33,6 +33,8 @@ PUSH_TIMEOUT_S: Final = 600.0
 
 ANSWERS_S: Final = 2.0
 """For a coordinator to say whether it leads."""
+OTHERS_S: Final = 0.2
+"""For the others, once one said that it leads."""
 LEADERLESS_S: Final = 10.0
 PAUSE_S: Final = 0.25
 ROUNDS: Final = 10
@@ -109,18 +111,19 @@ class Region:
         return leads
 
     def _ask(self, addresses: Iterable[str], *, every: bool = False) -> dict[str, operator_pb2.WhoAmIReply]:
-        """All at once, those that answer soon; no more once one of them leads."""
+        """All at once, those that answer soon; very soon once one of them leads, where not every one is asked for."""
         with ExitStack() as opened:
             calls = {}
             for address in addresses:
                 stub = operator_pb2_grpc.OperatorStub(opened.enter_context(self._channel_to(address)))
                 calls[address] = stub.WhoAmI.future(operator_pb2.WhoAmIRequest(), timeout=ANSWERS_S)
-            found = {}
+            found, ends = {}, time.monotonic() + ANSWERS_S  # noqa: TID251 - a command's own deadline
             for address, call in calls.items():
-                with suppress(grpc.RpcError):
-                    found[address] = call.result()
+                now = time.monotonic()  # noqa: TID251
+                with suppress(grpc.RpcError, grpc.FutureTimeoutError):
+                    found[address] = call.result(max(0.0, ends - now))
                     if not (every or found[address].follows):
-                        break
+                        ends = min(ends, now + OTHERS_S)
             return found
 
     def who_am_i(self) -> operator_pb2.WhoAmIReply:
@@ -335,7 +338,9 @@ class Region:
 
 
 def _leading(answers: Mapping[str, operator_pb2.WhoAmIReply]) -> str:
-    return next((address for address, reply in answers.items() if not reply.follows), "")
+    """The newest: one that is cut off from the store may not know that another was elected."""
+    leading = [address for address, reply in answers.items() if not reply.follows]
+    return max(leading, key=lambda address: answers[address].term, default="")
 
 
 def digest_of(path: Path) -> tuple[str, int]:

@@ -90,7 +90,7 @@ def pause(trio: Trio, paused_s: float) -> None:
             paused_for_s = wait_until_later(writer, paused_s)
         finally:
             old.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: who(old, trio.admin).leader, 15.0, "the old leader follows another one")
+        wait_until(lambda: who(old, trio.admin).follows, 15.0, "the old leader follows another one")
         writer.wait_for_more(5)
     verdict = writer.verdict()
     assert verdict.violations == (), verdict
@@ -246,7 +246,7 @@ def without_quorum(trio: Trio, cluster: Etcd, down_s: float) -> None:
             each.kill()
         wait_until(lambda: Code.STORE_UNAVAILABLE in writer.codes, 30.0, "a change is refused with the code")
         wait_until(lambda: writer.silent_s() >= down_s, down_s + 10.0, f"{down_s:g} s without a write")
-        assert not who(leader, trio.admin).leader
+        assert not who(leader, trio.admin).follows
         away_s = writer.silent_s()
         for each in killed:
             each.start()

@@ -31,11 +31,13 @@ class Coordinator(operator_pb2_grpc.OperatorServicer):
     all: list[str]
     leader: str = ""
     lost: int = 0
+    term: int = 1
     made: list[str] = field(default_factory=list)
 
     def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
         leads = self.leader == self.address
-        return operator_pb2.WhoAmIReply(leader="" if leads else self.leader, follows=not leads, coordinators=self.all)
+        leader = "" if leads else self.leader
+        return operator_pb2.WhoAmIReply(leader=leader, follows=not leads, coordinators=self.all, term=self.term)
 
     def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
         self._check(context)
@@ -120,6 +122,14 @@ def test_one_that_is_gone_is_passed_over_and_the_next_leader_is_found(
         elect(three, third)
         assert api.create_token("agent", "a").id == third.address, "it was never sent to the one that is gone"
         assert third.made == ["a"]
+
+
+def test_of_two_that_believe_to_lead_the_one_that_was_elected_last_does(
+    context: Context, three: list[Coordinator]
+) -> None:
+    three[2].leader, three[2].term = three[2].address, 2
+    with Region(replace(context, address=",".join(three[0].all))) as api:
+        assert api.address == three[2].address
 
 
 def test_a_write_without_an_answer_is_not_made_again_a_read_is(context: Context, three: list[Coordinator]) -> None:
