@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 KINDS = {
@@ -128,3 +129,21 @@ def recogniser() -> Path:
 
 def magika() -> Path:
     return packaged("magika", "model.onnx")
+
+
+def perturbed(data: bytes, noise: float, seed: int = 1) -> bytes:
+    """The same graph, its floating-point weights off by so much relative to each one (normal, from `seed`)."""
+    found = onnx.load_from_string(data)
+    dice = np.random.default_rng(seed)
+    for initializer in (*found.graph.initializer, *_constants(found)):
+        weights = numpy_helper.to_array(initializer)
+        if weights.dtype == np.float32 and weights.size > 1:
+            off = weights * (1 + noise * dice.standard_normal(weights.shape))
+            initializer.CopyFrom(numpy_helper.from_array(off.astype(np.float32), initializer.name))
+    return found.SerializeToString(deterministic=True)
+
+
+def _constants(found: onnx.ModelProto) -> list[TensorProto]:
+    """Weights that an exporter left in Constant nodes."""
+    nodes = (node for node in found.graph.node if node.op_type == "Constant")
+    return [attribute.t for node in nodes for attribute in node.attribute if attribute.name == "value"]

@@ -18,6 +18,7 @@ from shoal.types.assignment import (
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
+from shoal.types.migration import Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.route import Route
@@ -222,10 +223,12 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdopted:
-    """A worker of an earlier supervisor answered with its nonce and still holds this assignment."""
+    """A worker of an earlier supervisor answered with its nonce and still holds this assignment. verdict: as `judged`
+    was told of it."""
 
     assignment: str
     ready: WorkerReady | None
+    verdict: Verdict | None = None
 
 
 WorkerEvent = WorkerReady | WorkerPhase | WorkerFailed | WorkerExited | WorkerAdopted
@@ -248,6 +251,16 @@ class LocalWorker:
     nonce: str
 
 
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A replica of this node that another is compared with, or may be. verifiers: who may ask it; nobody else. capture:
+    how many of its requests are kept in memory for that, with the workload's consent."""
+
+    assignment: str
+    verifiers: tuple[Verifier, ...]
+    capture: int = 0
+
+
 class Workers(Protocol):
     """Worker processes: one per assignment, or for several shared ones, and a spare. Outcomes come by `events`."""
 
@@ -262,6 +275,10 @@ class Workers(Protocol):
 
     def local(self, assignment: str) -> LocalWorker | None:
         """Where the front reaches this started worker; None when there is none."""
+        ...
+
+    async def judged(self, assignment: str, verdict: Verdict) -> None:
+        """So that whoever adopts the worker knows. Unknown names are no error."""
         ...
 
     async def probe(self, device: Device) -> Receipt:
@@ -294,12 +311,19 @@ class Front(Protocol):
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
+        witnesses: tuple[Witness, ...] = (),
     ) -> None:
         """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again.
 
         workers: those that may take new requests (ready, not draining). One that is left out gets nothing new and
         finishes what it has. revoked: serials of certificates that are refused. peers: other regions that a gateway
-        may meet."""
+        may meet. witnesses: of the workers, those that others may be compared with."""
+        ...
+
+    async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
+        """Compares what this worker answers with what `asked` names. pack: path of its verified bytes, "" without one.
+
+        Raises ShoalError where there is no verdict to be had, or not yet: the source does not answer, say."""
         ...
 
     async def stats(self) -> FrontStats: ...

@@ -12,6 +12,7 @@ from shoal.agent.ports import (
     FrontStats,
     LocalWorker,
     Pace,
+    Witness,
     WorkerAdopted,
     WorkerEvent,
     WorkerExited,
@@ -26,6 +27,7 @@ from shoal.simulator.world import Clock, Process, World
 from shoal.types.assignment import Assignment, Credential, Ingress, Measured, PeerTrust, Served
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Role
+from shoal.types.migration import Against, Drift, InputsFrom, Metric, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
@@ -35,12 +37,14 @@ from shoal.types.workload import WorkloadKey
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What one model does on a worker. serve_s: mean seconds of a request; crash_*: chance to take the worker down."""
+    """What one model does on a worker. serve_s: mean seconds of a request; crash_*: chance to take the worker down.
+    wrong: devices on which its answers are others than everywhere else."""
 
     load_s: float = 0.3
     serve_s: float = 0.02
     crash_at_load: float = 0.0
     crash_at_request: float = 0.0
+    wrong: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Worker:
         self.process = process
         self.assignment = assignment
         self.ready: WorkerReady | None = None
+        self.verdict: Verdict | None = None
         self.in_flight = 0
         self.requests = 0
         self.errors = 0
@@ -122,6 +127,7 @@ class FrontProcess:
         self.alive = False
         self.routes: Mapping[WorkloadKey, Route] = {}
         self.workers: Mapping[str, LocalWorker] = {}
+        self.witnesses: Mapping[str, Witness] = {}
         self.counts: dict[WorkloadKey, Ingress] = {}
 
 
@@ -339,7 +345,9 @@ class Workers:
         await asyncio.sleep(0.005)
         self._process.gate("adopted workers")
         machine = self._machine
-        adopted = tuple(WorkerAdopted(name, worker.ready) for name, worker in sorted(machine.workers.items()))
+        adopted = tuple(
+            WorkerAdopted(name, worker.ready, worker.verdict) for name, worker in sorted(machine.workers.items())
+        )
         machine.world.record(
             "worker.adopted", node=machine.name, assignments=tuple(each.assignment for each in adopted)
         )
@@ -388,6 +396,12 @@ class Workers:
         if worker is None:
             return None
         return LocalWorker(assignment, worker.assignment.workload, f"/run/{assignment}.sock", "nonce")
+
+    async def judged(self, assignment: str, verdict: Verdict) -> None:
+        self._process.gate(f"judged {assignment}")
+        worker = self._machine.workers.get(assignment)
+        if worker is not None:
+            worker.verdict = verdict
 
     async def probe(self, device: Device) -> Receipt:
         self._process.gate(f"probe {device.name}")
@@ -453,6 +467,12 @@ class Workers:
         machine.emit(worker.ready)
 
 
+def _shows(machine: Machine, worker: Worker) -> str:
+    """What its answers are like."""
+    asked = worker.assignment
+    return "other answers" if asked.device in machine.models[asked.model].wrong else "right answers"
+
+
 def _served(worker: Worker) -> Served:
     measured = worker.ready.measured if worker.ready else None
     p50 = measured.latency_p50_s if measured else Seconds(0.0)
@@ -481,6 +501,7 @@ class Front:
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
+        witnesses: tuple[Witness, ...] = (),
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)
@@ -489,6 +510,7 @@ class Front:
         front = machine.front
         front.routes = {route.workload: route for route in routes}
         front.workers = {worker.assignment: worker for worker in workers}
+        front.witnesses = {witness.assignment: witness for witness in witnesses}
         front.alive = True
         machine.world.record(
             "front.configured",
@@ -504,6 +526,51 @@ class Front:
             ),
         )
         self._process.gate("configured front")
+
+    async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
+        """As many exchanges with the source's front as there are samples; each may be lost on its way."""
+        machine = self._machine
+        target = machine.workers.get(worker.assignment)
+        expected = ""
+        for _ in range(asked.samples):
+            self._process.check()
+            if target is None or not target.alive or not machine.front.alive:
+                raise refuse(Code.REPLICA_UNREACHABLE, "the new replica is gone", "its answer", "it is loaded again")
+            await asyncio.sleep(machine.models[target.assignment.model].serve_s)
+            if asked.against is Against.SOURCE:
+                expected = await self._answer(asked)
+        self._process.gate("verified")
+        passed = target is not None and expected in ("", _shows(machine, target))
+        machine.world.record(
+            "verified", node=machine.name, assignment=worker.assignment, migration=asked.migration, passed=passed
+        )
+        code, reason = (None, "") if passed else (Code.VERIFY_FAILED, "y: max_rel 1, at most 0.001")
+        drift = Drift("y", Metric.MAX_REL, 1e-3, 0.0 if passed else 1.0, passed)
+        used = InputsFrom.GENERATED
+        return Verdict(asked.migration, passed, code, reason, asked.against, used, asked.samples, (drift,))
+
+    async def _answer(self, asked: Verification) -> str:
+        """What the source answers to one input. Raises ShoalError."""
+        machine = self._machine
+        place = asked.source_address.partition(":")[0]
+        peer = machine.network.machines.get(place)
+        there = machine.network.transit(machine.name, place)
+        back = machine.network.transit(place, machine.name)
+        if peer is None or there is None or back is None:
+            await asyncio.sleep(0.5)
+            raise refuse(Code.REPLICA_UNREACHABLE, f"{place} does not answer", "an answer", "retry")
+        await asyncio.sleep(there)
+        witness = peer.front.witnesses.get(asked.source)
+        source = peer.workers.get(asked.source)
+        if not peer.front.alive or source is None or source.ready is None:
+            raise refuse(Code.MODEL_NOT_READY, f"{asked.source} has no worker there", "a ready replica", "retry")
+        named = Verifier(asked.migration, machine.identity)
+        if witness is None or named not in witness.verifiers:
+            raise refuse(Code.ROLE_DENIED, f"{machine.identity}, which no move names", "a verifier", "retry")
+        await asyncio.sleep(peer.models[source.assignment.model].serve_s + back)
+        if not source.alive:
+            raise refuse(Code.WORKER_CRASHED, f"{asked.source} ended", "an answer", "retry")
+        return _shows(peer, source)
 
     async def stats(self) -> FrontStats:
         self._process.gate("front stats")

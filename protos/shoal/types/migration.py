@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal.types.codes import Code
-from shoal.types.units import Seconds
+from shoal.types.units import Bytes, Seconds
 
 
 class Against(StrEnum):
@@ -64,6 +64,7 @@ class Verification:
     source_node: str = ""
     source_address: str = ""
     pack: str = ""
+    pack_bytes: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True)

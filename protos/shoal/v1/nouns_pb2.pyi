@@ -913,6 +913,7 @@ class Verification(_message.Message):
     SOURCE_NODE_FIELD_NUMBER: _builtins.int
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     PACK_FIELD_NUMBER: _builtins.int
+    PACK_BYTES_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     against: _builtins.str
     inputs: _builtins.str
@@ -922,6 +923,7 @@ class Verification(_message.Message):
     source_node: _builtins.str
     source_address: _builtins.str
     pack: _builtins.str
+    pack_bytes: _builtins.int
     @_builtins.property
     def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
     def __init__(
@@ -937,10 +939,11 @@ class Verification(_message.Message):
         source_node: _builtins.str = ...,
         source_address: _builtins.str = ...,
         pack: _builtins.str = ...,
+        pack_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "pack_bytes", b"pack_bytes", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,18 +23,20 @@ from harness.contention import slowed_by_others
 from harness.oip import Failed, GrpcClient, Tensor
 from harness.pki import Authority
 from harness.report import record
+from harness.samples import verification
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.types.agreement import GUESTS
-from shoal.types.assignment import PeerTrust, Phase, Version
+from shoal.types.assignment import PeerTrust, Phase, Version, Work
 from shoal.types.codes import Code
 from shoal.types.device import Role
+from shoal.types.migration import InputsFrom, Verifier
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.workload import WorkloadKey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ONE, TWO = "a-one", "a-two"
+ONE, TWO, THREE = "a-one", "a-two", "a-three"
 
 
 @dataclass
@@ -175,6 +177,50 @@ async def test_what_another_region_may_call_is_in_the_desired_set_and_what_it_ca
     ended = loop.time()
     await until(lambda: is_told(Code.REGION_MISMATCH), 10, "the open connection to be refused", every_s=0.05)
     print(f"refused {loop.time() - ended:.3f} s after the desired set was sent")
+
+
+async def test_what_takes_over_is_verified_before_it_is_ready_and_not_again(scene: Scene) -> None:
+    work = Work(shapes={"x": (1, 3, 48, 192)})
+    address = f"127.0.0.1:{scene.machine.port('grpc')}"
+    asked = verification(source=ONE, source_node=NODE, source_address=address)
+    wrong = onnx_models.perturbed(scene.model, 0.2)
+    scene.coordinator.models[onnx_models.digest(wrong)] = wrong
+    source = scene.asked(ONE)
+    right = replace(scene.asked(TWO), verification=asked, work=work)
+    other = replace(
+        assignment(THREE, "angle", onnx_models.digest(wrong), len(wrong)),
+        verification=replace(asked, migration="m-2"),
+        work=work,
+    )
+    try:
+        scene.want(source, right)
+        await until(lambda: scene.coordinator.phase(TWO) is Phase.VERIFYING, 20.0, "its verification to begin")
+        await until(lambda: "ROLE_DENIED" in scene.coordinator.observed[TWO].reason, 10.0, "the source to refuse it")
+        scene.want(replace(source, verifiers=(Verifier("m-1", NODE), Verifier("m-2", NODE))), right, other)
+        verdict = (await ready(scene.coordinator, TWO)).verdict
+        assert verdict is not None
+        assert (verdict.passed, verdict.samples, verdict.inputs) == (True, 8, InputsFrom.GENERATED)
+        print([(str(drift.metric), drift.worst) for drift in verdict.drifts])
+        await until(lambda: scene.coordinator.phase(THREE) is Phase.FAILED, 20.0, "the wrong one to be refused")
+        observed = scene.coordinator.observed[THREE]
+        assert (observed.code, observed.retry_at) == (Code.VERIFY_FAILED, None)
+        assert observed.verdict is not None
+        assert not observed.verdict.passed
+        assert (THREE, Phase.READY) not in scene.coordinator.phases
+        assert scene.coordinator.phase(ONE) is Phase.READY, "its source is untouched"
+        assert THREE not in scene.machine.workers()
+
+        scene.want(source, right)  # nobody may ask the source any more
+        await until(lambda: scene.coordinator.version == Version("h-1", 1, scene.generation), 10.0, "the set")
+        hellos, since = len(scene.coordinator.hellos), len(scene.coordinator.phases)
+        scene.machine.kill_supervisor()
+        await asyncio.to_thread(scene.machine.start)
+        await until(lambda: len(scene.coordinator.hellos) > hellos, 20.0, "the next supervisor")
+        await ready(scene.coordinator, TWO)
+        assert (TWO, Phase.VERIFYING) not in scene.coordinator.phases[since:], "it passed with the last supervisor"
+    finally:
+        scene.want(source)
+        await until(lambda: TWO not in scene.coordinator.observed, 20.0, "only the first to be left")
 
 
 async def test_what_is_served_is_counted_and_told(scene: Scene) -> None:

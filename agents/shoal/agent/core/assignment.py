@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Verdict, Verification
+from shoal.types.migration import Against, Verdict, Verification
 from shoal.types.profile import TensorSpec
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -498,6 +498,8 @@ def _load_until(asked: Assignment, now: Elapsed, limits: Limits) -> Elapsed:
 def _warm(asked: Assignment, record: Record, service: Service, now: Elapsed) -> Step:
     """Ready, unless it has yet to pass a verification."""
     verification = asked.verification
+    if verification is not None and verification.against is Against.NONE:
+        verification = None
     passed = record.verdict is not None and record.verdict.passed and record.verdict.migration
     if verification is None or verification.migration == passed:
         return Ready(asked, record, now, service), ()

@@ -58,7 +58,8 @@ def _same_meaning(held: Assignment, asked: Assignment) -> bool:
 
 def pinned(desired: DesiredSet | None, running: Mapping[str, machine.State]) -> frozenset[str]:
     """Digests that the cache must keep: asked for, assigned, or in use."""
-    in_use = {state.asked.model for state in running.values() if not isinstance(state, machine.Gone)}
-    if desired is None:
-        return frozenset(in_use)
-    return frozenset({*desired.pins, *(asked.model for asked in desired.assignments), *in_use})
+    held = [state.asked for state in running.values() if not isinstance(state, machine.Gone)]
+    wanted = [*held, *(desired.assignments if desired is not None else ())]
+    packs = {asked.verification.pack for asked in wanted if asked.verification is not None and asked.verification.pack}
+    pins = desired.pins if desired is not None else ()
+    return frozenset({*pins, *packs, *(asked.model for asked in wanted)})

@@ -1,6 +1,7 @@
 """What supervisor and front say to each other, and its form in a frame.
 
-Kinds that a front answers: `configure` (a Configuration), `stats` (FrontStats), `drain`, `stop`.
+Kinds that a front answers: `configure` (a Configuration), `verify` (an Order; a Verdict), `stats` (FrontStats),
+`drain`, `stop`.
 """
 
 import base64
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.core.routing import Limits
-from shoal.agent.ports import FrontStats, LocalWorker
+from shoal.agent.ports import FrontStats, LocalWorker, Witness
 from shoal.types.assignment import Credential, Crossing, Ingress, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.migration import Verification, Verifier
 from shoal.types.route import Route
 from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
@@ -77,6 +79,31 @@ class Configuration:
     workers: tuple[LocalWorker, ...] = ()
     revoked: tuple[str, ...] = ()
     peers: tuple[PeerTrust, ...] = ()
+    witnesses: tuple[Witness, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """To compare what a worker answers with what `asked` names. pack: as the Front port says."""
+
+    worker: LocalWorker
+    asked: Verification
+    pack: str
+
+
+def pack_order(order: Order) -> bytes:
+    asked = base64.b64encode(nouns.encode(order.asked)).decode()
+    return json.dumps({"worker": asdict(order.worker), "asked": asked, "pack": order.pack}).encode()
+
+
+def unpack_order(payload: bytes) -> Order:
+    """Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        said = json.loads(payload)
+        asked = nouns.decode(Verification, base64.b64decode(said["asked"]))
+        return Order(_worker(said["worker"]), asked, str(said["pack"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise _invalid("order to verify", error) from error
 
 
 def pack(configuration: Configuration) -> bytes:
@@ -87,6 +114,7 @@ def pack(configuration: Configuration) -> bytes:
             "workers": [asdict(worker) for worker in configuration.workers],
             "revoked": configuration.revoked,
             "peers": [asdict(peer) for peer in configuration.peers],
+            "witnesses": [asdict(witness) for witness in configuration.witnesses],
         }
     ).encode()
 
@@ -101,18 +129,23 @@ def unpack(payload: bytes) -> Configuration:
                 Credential(str(each["tenant"]), str(each["token_sha256"]), Wall(float(each["expires_at"])))
                 for each in said["credentials"]
             ),
-            workers=tuple(
-                LocalWorker(each["assignment"], WorkloadKey(*each["workload"]), each["socket"], each["nonce"])
-                for each in said["workers"]
-            ),
+            workers=tuple(_worker(each) for each in said["workers"]),
             revoked=tuple(map(str, said["revoked"])),
             peers=tuple(
                 PeerTrust(str(each["region"]), *(tuple(map(str, each[name])) for name in _OF_PEERS))
                 for each in said["peers"]
             ),
+            witnesses=tuple(
+                Witness(str(each["assignment"]), tuple(Verifier(**one) for one in each["verifiers"]), each["capture"])
+                for each in said["witnesses"]
+            ),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error
+
+
+def _worker(said: dict[str, Any]) -> LocalWorker:
+    return LocalWorker(said["assignment"], WorkloadKey(*said["workload"]), said["socket"], said["nonce"])
 
 
 def pack_stats(stats: FrontStats) -> bytes:

@@ -23,6 +23,7 @@ from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credenti
 from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
 from shoal.agent.dataplane.metering import Meter
 from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
+from shoal.agent.dataplane.witness import Captures
 from shoal.agent.ports import Clock, FrontStats, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.agreement import GUESTS
@@ -97,13 +98,16 @@ class DataPlane:
         workers: Workers,
         peers: Peers,
         dates_at: Callable[[], Wall] | None = None,
+        captures: Captures | None = None,
     ) -> None:
-        """dates_at: the moment at which who calls must be valid; by default now."""
+        """dates_at: the moment at which who calls must be valid; by default now. captures: what keeps requests that
+        workers here answered, where that is consented to."""
         self._dates_at = dates_at or clock.wall
         self._settings = settings
         self._clock = clock
         self._workers = workers
         self._peers = peers
+        self._captures = captures or Captures()
         self._meter = Meter()
         self._routes: Mapping[WorkloadKey, Route] = {}
         self._forwarded: Mapping[WorkloadKey, Route] = {}
@@ -347,6 +351,7 @@ class DataPlane:
         try:
             if endpoint.kind is EndpointKind.LOCAL:
                 answer = await self._workers.infer(name, flight.request, errand)
+                self._captures.note(name, flight.request)
             else:
                 answer = await self._peers.infer(endpoint, flight.request, errand)
             outcome = seconds = Seconds(self._clock.now() - start)

@@ -6,6 +6,7 @@ as the bytes that they are; only the small calls are parsed here.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 import grpc
@@ -41,13 +42,32 @@ _log = structlog.get_logger(__name__)
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method whose request and answer pass as the bytes that they are. admit: asked before the request is read."""
+
+    admit: Callable[[Call], None]
+    answer: Callable[[Call, bytes], Awaitable[bytes]]
+
+
+NOTHING_BESIDE: Final[Mapping[str, Mapping[str, Method]]] = {}
+
+
 class GrpcTransport:
-    """Listens on one port. authorities: of the certificate that clients must show; None: they send a bearer token."""
+    """Listens on one port. authorities: of the certificate that clients must show; None: they send a bearer token.
+    beside: methods by service and name, that are answered here too."""
 
     def __init__(
-        self, service: Service, host: str, port: int, tls: TlsFiles, authorities: Authorities | None = None
+        self,
+        service: Service,
+        host: str,
+        port: int,
+        tls: TlsFiles,
+        authorities: Authorities | None = None,
+        beside: Mapping[str, Mapping[str, Method]] = NOTHING_BESIDE,
     ) -> None:
         self._service = service
+        self._beside = beside
         self._address = f"{host}:{port}"
         self._tls = tls
         self._authorities = authorities
@@ -57,7 +77,7 @@ class GrpcTransport:
     async def start(self) -> int:
         guards = (_TokenFirst(self._service),) if self._authorities is None else ()
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS, interceptors=guards)
-        server.add_generic_rpc_handlers((self._handlers(),))
+        server.add_generic_rpc_handlers((self._handlers(), *self._handlers_beside()))
         try:
             port = server.add_secure_port(self._address, self._credentials())
         except RuntimeError as error:
@@ -116,9 +136,15 @@ class GrpcTransport:
             )
             for name, kind, answer in small
         }
-        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._infer)
+        handlers["ModelInfer"] = self._whole(Method(self._service.admit, self._service.infer))
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _handlers_beside(self) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
+        return tuple(
+            grpc.method_handlers_generic_handler(service, {name: self._whole(each) for name, each in methods.items()})
+            for service, methods in self._beside.items()
+        )
 
     def _answering(self, answer: Callable[[Call, Any], Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
         async def handle(request: Any, context: _Context) -> Any:
@@ -132,26 +158,30 @@ class GrpcTransport:
 
         return handle
 
-    async def _infer(self, requests: AsyncIterator[bytes], context: _Context) -> bytes:
+    def _whole(self, method: Method) -> "grpc.RpcMethodHandler[Any, Any]":
         """A stream here, though not to its caller: only so is a message read when there is a place for it."""
-        held = ExitStack()
-        cast(Any, context).add_done_callback(lambda _: held.close())  # once its caller has read the answer, or is gone
-        try:
-            call = self._call(context)
-            self._service.admit(call)
-            held.enter_context(self._intake.call(call.caller))
-            async with self._intake.place(call.caller):
-                request = await context.read()
-            if not isinstance(request, bytes):
-                raise invalid("a call without a message", "a ModelInferRequest")
-            answer = await self._service.infer(call, request)
-            held.enter_context(self._intake.unread(call.caller, len(answer)))
-            return answer
-        except ShoalError as error:
-            return await status.abort(context, error.refusal, retry_after_s(error))
-        except Exception as error:
-            _log.exception("call_failed")
-            return await status.abort(context, _internal(error))
+
+        async def handle(requests: AsyncIterator[bytes], context: _Context) -> bytes:
+            held = ExitStack()
+            cast(Any, context).add_done_callback(lambda _: held.close())  # its caller has read the answer, or is gone
+            try:
+                call = self._call(context)
+                method.admit(call)
+                held.enter_context(self._intake.call(call.caller))
+                async with self._intake.place(call.caller):
+                    request = await context.read()
+                if not isinstance(request, bytes):
+                    raise invalid("a call without a message", "a request")
+                answer = await method.answer(call, request)
+                held.enter_context(self._intake.unread(call.caller, len(answer)))
+                return answer
+            except ShoalError as error:
+                return await status.abort(context, error.refusal, retry_after_s(error))
+            except Exception as error:
+                _log.exception("call_failed")
+                return await status.abort(context, _internal(error))
+
+        return grpc.stream_unary_rpc_method_handler(handle)
 
     async def _stream(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         """One answer for each request, in order; a refused request is answered as such and the stream goes on."""

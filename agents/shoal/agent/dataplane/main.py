@@ -20,17 +20,19 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import FrontConfig
-from shoal.agent.dataplane.forward import Peers, Workers
+from shoal.agent.dataplane.forward import WITNESS, Peers, Workers
 from shoal.agent.dataplane.front import DataPlane, Settings
-from shoal.agent.dataplane.grpc import GrpcTransport
+from shoal.agent.dataplane.grpc import GrpcTransport, Method
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.transport import TlsFiles, Transport
 from shoal.agent.dataplane.trust import Authorities
+from shoal.agent.dataplane.verify import Verifier
+from shoal.agent.dataplane.witness import Witnesses
 from shoal.agent.frames import FrameServer, Handler, Message, start_time
 from shoal.agent.ports import Clock
 from shoal.types.units import Seconds, Wall
-from shoal.wire import descriptors, scrape
+from shoal.wire import descriptors, nouns, scrape
 from shoal.wire.private import no_dumps, write_private
 
 EXIT_TWIN: Final = 75
@@ -65,14 +67,15 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     authorities = Authorities(config.region, tls)
     workers, peers = Workers(), Peers(config.region, tls, authorities)
     settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
-    plane = DataPlane(settings, clock, workers, peers, dates_at)
+    witnesses = Witnesses(config.region, workers, dates_at)
+    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures)
     transports: tuple[Transport, ...] = (
-        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities),
+        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities, {WITNESS: _answered_by(witnesses)}),
         GrpcTransport(plane, config.host, config.token_port, tls),
         RestTransport(plane, config.host, config.rest_port, tls),
     )
     stages = _Stages()
-    server = FrameServer(config.socket(), nonce, _handlers(plane, authorities, stages))
+    server = FrameServer(config.socket(), nonce, _handlers(plane, witnesses, Verifier(peers), authorities, stages))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal's group: the supervisor decides
@@ -110,10 +113,20 @@ class _Stages:
         self.stopped = asyncio.Event()
 
 
-def _handlers(plane: DataPlane, authorities: Authorities, stages: _Stages) -> dict[str, Handler]:
+def _answered_by(witnesses: Witnesses) -> dict[str, Method]:
+    return {
+        "Captured": Method(witnesses.admit, witnesses.captured),
+        "Answer": Method(witnesses.admit, witnesses.answer),
+    }
+
+
+def _handlers(
+    plane: DataPlane, witnesses: Witnesses, verifier: Verifier, authorities: Authorities, stages: _Stages
+) -> dict[str, Handler]:
     async def configure(message: Message) -> Message:
         said = control.unpack(message.payload)
         authorities.configure(said.peers)
+        witnesses.configure(said.witnesses, said.revoked)
         plane.configure(said.routes, said.credentials, said.workers, said.revoked, said.peers)
         stages.configured.set()
         await stages.listening.wait()
@@ -123,6 +136,11 @@ def _handlers(plane: DataPlane, authorities: Authorities, stages: _Stages) -> di
         now = plane.stats()
         return Message("stats", {}, control.pack_stats(replace(now, ready=now.ready and stages.listening.is_set())))
 
+    async def verify(message: Message) -> Message:
+        order = control.unpack_order(message.payload)
+        verdict = await verifier.verify(order.worker, order.asked, order.pack)
+        return Message("verdict", {}, nouns.encode(verdict))
+
     async def drain(_: Message) -> Message:
         plane.drain()
         return Message("draining")
@@ -131,7 +149,7 @@ def _handlers(plane: DataPlane, authorities: Authorities, stages: _Stages) -> di
         stages.stopped.set()
         return Message("stopping")
 
-    return {"configure": configure, "stats": stats, "drain": drain, "stop": stop}
+    return {"configure": configure, "verify": verify, "stats": stats, "drain": drain, "stop": stop}
 
 
 async def _until_over(stopped: asyncio.Event, server: FrameServer, orphan_after_s: float) -> None:

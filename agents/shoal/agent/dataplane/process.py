@@ -17,12 +17,14 @@ import structlog
 
 from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
-from shoal.agent.dataplane.control import Configuration, FrontConfig
+from shoal.agent.dataplane.control import Configuration, FrontConfig, Order
 from shoal.agent.frames import FrameClient, start_time
-from shoal.agent.ports import Clock, FrontStats, LocalWorker
+from shoal.agent.ports import Clock, FrontStats, LocalWorker, Witness
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.migration import Verdict, Verification
 from shoal.types.route import Route
+from shoal.wire import nouns
 
 START_TIMEOUT_S: Final = 30.0
 ADOPT_TIMEOUT_S: Final = 5.0
@@ -115,10 +117,17 @@ class FrontProcess:
         workers: tuple[LocalWorker, ...] = (),
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
+        witnesses: tuple[Witness, ...] = (),
     ) -> None:
         """Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration counts all the same."""
-        self._wanted = Configuration(routes, credentials, workers, revoked, peers)
+        self._wanted = Configuration(routes, credentials, workers, revoked, peers, witnesses)
         await self._configure(await self._connected())
+
+    async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
+        """Raises ShoalError; no later than `asked.within_s`."""
+        client = await self._connected()
+        order = control.pack_order(Order(worker, asked, pack))
+        return nouns.decode(Verdict, (await client.call("verify", order, timeout=asked.within_s)).payload)
 
     async def stats(self) -> FrontStats:
         """Raises ShoalError while the front is being restarted."""

@@ -10,8 +10,10 @@ from shoal.agent.core import assignment as machine
 from shoal.agent.ports import (
     Cache,
     Clock,
+    Front,
     LocalWorker,
     Log,
+    Witness,
     WorkerAdopted,
     WorkerEvent,
     WorkerExited,
@@ -23,6 +25,7 @@ from shoal.agent.ports import (
 from shoal.agent.supervisor.gauges import Gauges, Tell
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import ShoalError
+from shoal.types.migration import Verification
 from shoal.types.units import Elapsed, Seconds
 
 WAKE_LEAST_S = 0.001
@@ -42,9 +45,10 @@ class _Replica:
     fetching: asyncio.Task[None] | None = None
     waking: asyncio.Task[None] | None = None
     draining: asyncio.Task[None] | None = None
+    verifying: asyncio.Task[None] | None = None
 
     def tasks(self) -> tuple[asyncio.Task[None], ...]:
-        found = (self.performing, self.fetching, self.waking, self.draining)
+        found = (self.performing, self.fetching, self.waking, self.draining, self.verifying)
         return tuple(task for task in found if task is not None)
 
 
@@ -57,6 +61,7 @@ class Replicas:
         limits: machine.Limits,
         poll_s: float,
         workers: Workers,
+        front: Front,
         cache: Cache,
         clock: Clock,
         gauges: Gauges,
@@ -70,6 +75,7 @@ class Replicas:
         self._limits = limits
         self._poll_s = poll_s
         self._workers = workers
+        self._front = front
         self._cache = cache
         self._clock = clock
         self._gauges = gauges
@@ -100,7 +106,8 @@ class Replicas:
             if name in self._held:
                 continue
             if name in asked:
-                self._keep(name, *machine.adopt(asked[name], _service(orphan.ready), self._clock.now(), self._limits))
+                service, now = _service(orphan.ready), self._clock.now()
+                self._keep(name, *machine.adopt(asked[name], service, now, self._limits, orphan.verdict))
             else:
                 self._spawn(self._workers.stop(name), f"stop {name}")
 
@@ -122,6 +129,11 @@ class Replicas:
         """Ready and not draining: no request reaches a replica that has not passed its warm-up."""
         ready = (name for name, replica in self._held.items() if isinstance(replica.state, machine.Ready))
         return tuple(local for name in ready if (local := self._workers.local(name)) is not None)
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Of those that serve: whom they answer for a comparison, and what may be kept for one."""
+        found = (_witness(replica.state) for replica in self._held.values())
+        return tuple(witness for witness in found if witness is not None)
 
     def observed(self, epoch_wall: Seconds) -> tuple[Observed, ...]:
         return tuple(self._observed(replica, epoch_wall) for replica in self._held.values())
@@ -155,6 +167,8 @@ class Replicas:
                 replica.unperformed += 1
                 replica.outbox.put_nowait(effect)
         if type(state) is type(before):
+            if before is not None and _witness(state) != _witness(before):
+                self._turned()
             return
         self._turned()
         if isinstance(state, machine.Gone):
@@ -200,6 +214,11 @@ class Replicas:
                 await self._workers.start(asked, path)
             case machine.StopWorker():
                 await self._workers.stop(replica.name)
+            case machine.Verify(verification):
+                replica.verifying = self._spawn(self._verify(replica, verification), f"verify {replica.name}")
+            case machine.StopVerify():
+                if replica.verifying is not None:
+                    replica.verifying.cancel()
             case machine.AwaitIdle():
                 if replica.draining is None or replica.draining.done():
                     replica.draining = self._spawn(self._await_idle(replica), f"drain {replica.name}")
@@ -217,6 +236,21 @@ class Replicas:
             self._apply(replica.name, machine.FetchFailed(error.refusal))
         else:
             self._apply(replica.name, machine.Fetched(path))
+
+    async def _verify(self, replica: _Replica, asked: Verification) -> None:
+        try:
+            local = self._workers.local(replica.name)
+            if local is None:
+                return  # its exit is on the way
+            pack = await self._cache.ensure(asked.pack, asked.pack_bytes) if asked.pack else ""
+            verdict = await self._front.verify(local, asked, pack)
+            await self._workers.judged(replica.name, verdict)
+        except ShoalError as error:
+            self._log("not_verified_yet", assignment=replica.name, refusal=str(error))
+            self._apply(replica.name, machine.Unjudged(error.refusal))
+        else:
+            self._log("verified", assignment=replica.name, passed=verdict.passed, why=verdict.reason)
+            self._apply(replica.name, machine.Judged(verdict))
 
     async def _await_idle(self, replica: _Replica) -> None:
         while isinstance(replica.state, machine.Draining):
@@ -248,6 +282,13 @@ class Replicas:
             in_flight=self._gauges.in_flight(replica.name),
             served=stats.served if stats else (),
         )
+
+
+def _witness(state: machine.State) -> Witness | None:
+    asked = state.asked
+    if not isinstance(state, machine.Ready) or not (asked.verifiers or asked.capture):
+        return None
+    return Witness(asked.id, asked.verifiers, asked.capture)
 
 
 def _service(ready: WorkerReady | None) -> machine.Service | None:

@@ -153,6 +153,7 @@ class Supervisor:
             limits=settings.limits,
             poll_s=settings.poll_s,
             workers=workers,
+            front=front,
             cache=cache,
             clock=clock,
             gauges=self._gauges,
@@ -302,6 +303,7 @@ class Supervisor:
                     self._replicas.serving(),
                     trust.revoked,
                     desired.peers if desired else (),
+                    self._replicas.witnesses(),
                 )
                 await self._gauges.sample()
             except ShoalError as error:

@@ -44,6 +44,7 @@ from shoal.agent.worker.process import WorkerProcess, blamed, oom_kills
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Device
+from shoal.types.migration import Verdict
 from shoal.types.receipt import Receipt
 from shoal.types.units import Seconds
 
@@ -158,6 +159,12 @@ class ProcessWorkers:
         process = replica.process
         return LocalWorker(assignment, process.assignments[assignment].workload, str(process.socket), process.nonce)
 
+    async def judged(self, assignment: str, verdict: Verdict) -> None:
+        replica = self._replicas.get(assignment)
+        if replica is not None:
+            replica.process.verdicts[assignment] = verdict
+            replica.process.save()
+
     async def probe(self, device: Device) -> Receipt:
         """In a worker that is ended afterwards; an emulated device's receipt is its profile.
 
@@ -258,6 +265,7 @@ class ProcessWorkers:
     async def _release(self, assignment: str, process: WorkerProcess) -> None:
         """Takes it out of its process, which ends when it holds nothing more or does not obey."""
         del process.assignments[assignment]
+        process.verdicts.pop(assignment, None)
         if process.assignments and process.client is not None and not process.gone.is_set():
             process.save()
             try:
@@ -341,7 +349,7 @@ class ProcessWorkers:
             replica.loading = True
             if replica.ready is not None:
                 replica.settled.set()
-        return tuple(WorkerAdopted(name, self._replicas[name].ready) for name in held)
+        return tuple(WorkerAdopted(name, self._replicas[name].ready, process.verdicts.get(name)) for name in held)
 
     async def _ask(self, process: WorkerProcess) -> None:
         client = process.client

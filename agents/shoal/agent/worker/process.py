@@ -20,6 +20,7 @@ from shoal.agent.worker.groups import WORKER, Group, Groups
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.migration import Verdict
 from shoal.wire.private import write_private
 
 _log = structlog.get_logger(__name__)
@@ -58,6 +59,8 @@ class WorkerProcess:
         self.client: FrameClient | None = None
         self.assignments: dict[str, Assignment] = {}
         """What it holds, by id: several only where all of them are shared and of one tenant and device."""
+        self.verdicts: dict[str, Verdict] = {}
+        """Of those that were compared with what they took over from."""
         self.loading = asyncio.Lock()
         """One model loads at a time, so that a crash meanwhile has one cause."""
         self.silent_since: float | None = None
@@ -129,6 +132,8 @@ class WorkerProcess:
         with suppress(ShoalError):  # written by another version: then it cannot be adopted, only ended
             held = [from_json(Assignment, one) for one in told.get("assignments", ())]
             process.assignments = {one.id: one for one in held}
+            verdicts = told.get("verdicts", {}).items()
+            process.verdicts = {name: from_json(Verdict, one) for name, one in verdicts}
         return process
 
     async def greet(self, on_push: Push, timeout_s: float) -> FrameClient:
@@ -152,6 +157,7 @@ class WorkerProcess:
             "start_time": self.start_time,
             "nonce": self.nonce,
             "assignments": [json.loads(pack(one)) for one in self.assignments.values()],
+            "verdicts": {name: json.loads(pack(one)) for name, one in self.verdicts.items()},
         }
         write_private(self._record, json.dumps(told).encode(), durable=False)
 

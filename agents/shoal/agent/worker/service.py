@@ -12,16 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import onnxruntime as ort
 import structlog
+from google.protobuf.message import DecodeError
 
+from shoal.agent.core.verification import Compared
 from shoal.agent.frames import FrameServer, Handler, Message
 from shoal.agent.ports import Pace
 from shoal.agent.worker import isolation
+from shoal.agent.worker.compare import compare
+from shoal.agent.worker.draw import draw
 from shoal.agent.worker.energy import ConstantPower, Energy, energy_of
 from shoal.agent.worker.engine import (
     Engine,
@@ -38,18 +43,23 @@ from shoal.agent.worker.pace import device_seconds, elements, turn
 from shoal.agent.worker.patience import Patience
 from shoal.agent.worker.probe import probe
 from shoal.agent.worker.process import EXIT_STUCK
-from shoal.agent.worker.tensors import decode, encode, requested
+from shoal.agent.worker.tensors import ask, decode, decode_answer, encode, requested
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Measured
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import EnergySource
+from shoal.types.migration import Tolerance
 from shoal.types.units import Bytes, Joules, Seconds
+from shoal.v1 import witness_pb2
+from shoal.wire import nouns
 
 _log = structlog.get_logger(__name__)
 
 MAX_RUN_S: Final = 300.0
 """The longest any request may take, whatever deadline it brings."""
 WATCH_EVERY_S: Final = 0.1
+QUIET_S: Final = 0.25
+"""What is asked for a comparison waits so long for a moment without requests."""
 _WARM_RUNS: Final = 5
 _WARM_BUDGET_S: Final = 1.0
 _CLIENTS_FAULT: Final = frozenset({Code.INVALID_ARGUMENT, Code.TOO_LARGE, Code.UNIMPLEMENTED, Code.CANCELLED})
@@ -58,9 +68,10 @@ _CLIENTS_FAULT: Final = frozenset({Code.INVALID_ARGUMENT, Code.TOO_LARGE, Code.U
 class _Job:
     """One request on its way through a runner."""
 
-    def __init__(self, payload: bytes, origin: str, arrived: float, deadline: float) -> None:
+    def __init__(self, payload: bytes, origin: str, arrived: float, deadline: float, *, metered: bool) -> None:
         self.payload = payload
         self.origin = origin
+        self.metered = metered
         self.arrived = arrived
         self.deadline = deadline
         self.options = run_options()
@@ -89,6 +100,8 @@ class Replica:
         self._changed = changed
         self._jobs: dict[asyncio.Future[bytes], _Job] = {}
         self._inside = 0
+        self._rests = asyncio.Event()
+        self._rests.set()
         self._order = order
         self._engine = engine
         self._scale = order.pace.time_scale if order.pace else 1.0
@@ -102,8 +115,33 @@ class Replica:
     def in_flight(self) -> int:
         return self._inside
 
-    async def infer(self, message: Message) -> Message:
-        """Raises ShoalError: OVERLOADED, DEADLINE_EXCEEDED, what the request got wrong, or what the runtime said."""
+    async def answer(self, message: Message) -> Message:
+        """As `infer`, for a comparison with another replica: no client waits for it and no count shows it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_S):
+                await self._rests.wait()
+        return await self.infer(message, metered=False)
+
+    def draw(self, seed: int, index: int) -> bytes:
+        """A request with inputs that are made up, serialized: the same for the same numbers."""
+        feeds = draw(self._engine.inputs, self._order.work.shapes, self._order.work.below, seed, index)
+        return ask(feeds).SerializeToString()
+
+    def compare(self, answers: witness_pb2.Answers) -> Compared:
+        """An answer that this model cannot have given differs."""
+        try:
+            expected, got = (
+                decode_answer(oip.ModelInferResponse.FromString(answer), self._engine.outputs)
+                for answer in (answers.expected, answers.got)
+            )
+        except (ShoalError, DecodeError) as error:
+            found = error.refusal.found if isinstance(error, ShoalError) else "bytes that are no answer"
+            return Compared((), f"answers that cannot be compared: {found}", 0)
+        return compare(expected, got, [nouns.from_wire(Tolerance, each) for each in answers.tolerances])
+
+    async def infer(self, message: Message, *, metered: bool = True) -> Message:
+        """Raises ShoalError: OVERLOADED, DEADLINE_EXCEEDED, what the request got wrong, or what the runtime said.
+        metered: counted among what is served."""
         if self.in_flight >= self._order.queue:
             raise refuse(
                 Code.OVERLOADED, f"{self.in_flight} requests wait here", f"at most {self._order.queue}", "retry later"
@@ -111,9 +149,10 @@ class Replica:
         now = self._clock()
         left = message.header.get("deadline_s")
         deadline = now + (min(float(left), MAX_RUN_S) if isinstance(left, int | float) else MAX_RUN_S)
-        job = _Job(message.payload, str(message.header.get("origin", "")), now, deadline)
+        job = _Job(message.payload, str(message.header.get("origin", "")), now, deadline, metered=metered)
         self._inside += 1
         if self._inside == 1:
+            self._rests.clear()
             self._changed()  # before it can crash
         future = asyncio.get_running_loop().run_in_executor(self._runners, self._run, job)
         self._jobs[future] = job
@@ -165,6 +204,7 @@ class Replica:
         del self._jobs[future]
         self._inside -= 1
         if self._inside == 0:
+            self._rests.set()
             self._changed()
 
     def _run(self, job: _Job) -> bytes:
@@ -192,14 +232,17 @@ class Replica:
         except ShoalError as error:
             found = self._too_long() if job.stuck else error
             code = Code.DEADLINE_EXCEEDED if job.ended.is_set() else found.code
-            self.metering.failed(job.origin, busy_s, ours=code not in _CLIENTS_FAULT)
+            if job.metered:
+                self.metering.failed(job.origin, busy_s, ours=code not in _CLIENTS_FAULT)
             raise found from error
         except Exception as error:
-            self.metering.failed(job.origin, busy_s, ours=False)
+            if job.metered:
+                self.metering.failed(job.origin, busy_s, ours=False)
             told = f"{type(error).__name__}: {error}"[:300]
             raise refuse(Code.INVALID_ARGUMENT, told, "a ModelInferRequest", "send a well-formed request") from error
         latency_s = (self._clock() - job.arrived) / self._scale
-        self.metering.answered(job.origin, latency_s, busy_s, pace_missed=missed)
+        if job.metered:
+            self.metering.answered(job.origin, latency_s, busy_s, pace_missed=missed)
         return answer
 
     def _too_long(self) -> ShoalError:
@@ -266,6 +309,9 @@ class Service:
             "unload": self._unload,
             "status": self._status,
             "infer": self._infer,
+            "answer": self._answer,
+            "draw": self._draw,
+            "compare": self._compare,
             "ping": self._ping,
             "metadata": self._metadata,
             "probe": self._probe,
@@ -340,6 +386,20 @@ class Service:
 
     async def _infer(self, message: Message) -> Message:
         return await self._ready(message).infer(message)
+
+    async def _answer(self, message: Message) -> Message:
+        return await self._ready(message).answer(message)
+
+    async def _draw(self, message: Message) -> Message:
+        seed, index = int(message.header["seed"]), int(message.header["index"])
+        return Message("drawn", {}, await asyncio.to_thread(self._ready(message).draw, seed, index))
+
+    async def _compare(self, message: Message) -> Message:
+        answers = witness_pb2.Answers.FromString(message.payload)
+        found = await asyncio.to_thread(self._ready(message).compare, answers)
+        drifts = [nouns.to_wire(drift) for drift in found.drifts]
+        told = witness_pb2.Compared(drifts=drifts, fault=found.fault, elements=found.elements)
+        return Message("compared", {}, told.SerializeToString())
 
     async def _ping(self, _: Message) -> Message:
         return Message("pong")

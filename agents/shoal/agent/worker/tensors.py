@@ -138,6 +138,26 @@ def encode(request: oip.ModelInferRequest, outputs: Mapping[str, Array]) -> oip.
     return response
 
 
+def ask(feeds: Mapping[str, Array]) -> oip.ModelInferRequest:
+    """A request with these inputs, as raw contents, that `decode` takes."""
+    request = oip.ModelInferRequest()
+    for name, array in feeds.items():
+        request.inputs.add(name=name, datatype=_BY_DTYPE[array.dtype].name, shape=array.shape)
+        request.raw_input_contents.append(to_raw(array))
+    return request
+
+
+def decode_answer(
+    response: oip.ModelInferResponse, outputs: Sequence[TensorSpec], max_bytes: int = MAX_EXPANDED_BYTES
+) -> dict[str, Array]:
+    """The arrays of an answer with all outputs, by name: checked as strictly as what a client sends. Raises as
+    `decode`."""
+    mirrored = oip.ModelInferRequest(raw_input_contents=response.raw_output_contents)
+    for tensor in response.outputs:
+        mirrored.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    return decode(mirrored, outputs, max_bytes)
+
+
 def to_raw(array: Array) -> bytes:
     """Little-endian, row-major; for BYTES each element behind its length in four bytes."""
     if array.dtype != np.object_:
