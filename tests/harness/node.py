@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness import samples
 from harness.crafted import digest_of
@@ -14,7 +15,7 @@ from harness.pki import Authority, Files
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.ports import LocalWorker, WorkerExited, WorkerFailed, WorkerReady
+from shoal.agent.ports import LocalWorker, Witness, WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.device import Device, DeviceKind, Role
@@ -72,8 +73,8 @@ class Node:
     async def start(self) -> None:
         await self.front.start()
 
-    async def load(self, assignment: str, workload: WorkloadKey, model: Path) -> None:
-        """Starts a worker. Raises AssertionError when it does not become ready."""
+    async def load(self, assignment: str, workload: WorkloadKey, model: Path, **terms: Any) -> None:
+        """Starts a worker; terms: of its assignment. Raises AssertionError when it does not become ready."""
         if self.workers is None:
             self.workers = ProcessWorkers(
                 self.folder,
@@ -93,6 +94,7 @@ class Node:
                 model=digest_of(content),
                 model_bytes=Bytes(len(content)),
                 memory_bytes=Bytes(0),
+                **terms,
             ),
             str(model),
         )
@@ -119,12 +121,13 @@ class Node:
         *,
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
+        witnesses: tuple[Witness, ...] = (),
     ) -> None:
         """By default each replica of this node is routed to it."""
         if routes is None:
             routes = [Route(key, 1, (self.endpoint(name),)) for name, key in self.models.items()]
         workers = tuple(self.local(name) for name in self.models)
-        await self.front.configure(tuple(routes), credentials, workers, revoked, peers)
+        await self.front.configure(tuple(routes), credentials, workers, revoked, peers, witnesses)
 
     def grpc(self, files: Files) -> GrpcClient:
         return GrpcClient(self.front.config.grpc_port, files.authority.read_bytes(), files)

@@ -131,6 +131,27 @@ def magika() -> Path:
     return packaged("magika", "model.onnx")
 
 
+def dense(seed: int = 1, *, noise: float = 0.0, kind: str = "FP32", activation: str = "Relu") -> bytes:
+    """x [n, 16] through two dense layers to y [n, 8], and the best class. noise: of the weights, relative to each."""
+    dice = np.random.default_rng(seed)
+    weights = {"a": dice.standard_normal((16, 32)), "b": dice.standard_normal((32, 8))}
+    dtype = helper.tensor_dtype_to_np_dtype(KINDS[kind])
+    constants = [
+        numpy_helper.from_array((w * (1 + noise * dice.standard_normal(w.shape))).astype(dtype), name)
+        for name, w in weights.items()
+    ]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["x_"], to=KINDS[kind]),
+        helper.make_node("MatMul", ["x_", "a"], ["h"]),
+        helper.make_node(activation, ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["y_"]),
+        helper.make_node("Cast", ["y_"], ["y"], to=TensorProto.FLOAT),
+        helper.make_node("ArgMax", ["y"], ["best"], axis=1),
+    ]
+    outputs = [value("y", "FP32", ["n", 8]), value("best", "INT64", ["n", 1])]
+    return model(nodes, [value("x", "FP32", ["n", 16])], outputs, constants)
+
+
 def perturbed(data: bytes, noise: float, seed: int = 1) -> bytes:
     """The same graph, its floating-point weights off by so much relative to each one (normal, from `seed`)."""
     found = onnx.load_from_string(data)

@@ -56,6 +56,8 @@ class _Trial:
         self._source = Endpoint(
             asked.source, asked.source_node, EndpointKind.AGENT, asked.source_address, 1.0, EndpointState.READY
         )
+        self._refused = ""
+        """Why what it is compared with does not answer something that the new one did."""
         self._tolerances = [nouns.to_wire(each) for each in asked.tolerances]
 
     async def run(self) -> Verdict:
@@ -75,6 +77,8 @@ class _Trial:
             if one is not None:
                 compared.append(one)
                 digest.update(hashlib.sha256(sample.request).digest())
+        if self._refused and not compared:
+            compared.append(Compared((), f"it answers what the other refuses: {self._refused}", 0))
         return verification.judge(asked, used, compared, digest.hexdigest())
 
     async def _given(self) -> deque[witness_pb2.Sample]:
@@ -123,6 +127,7 @@ class _Trial:
         except ShoalError as error:
             if error.code not in _ABOUT_THE_INPUT:
                 raise
+            self._refused = error.refusal.found if got else self._refused
             return None
         if not got:
             return Compared((), f"it refuses what the other answers: {why}", 0)

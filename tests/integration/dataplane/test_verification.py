@@ -1,0 +1,213 @@
+"""A new replica compared with the one that it takes over from: real fronts and workers of two nodes of a region."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from harness import onnx_models
+from harness.node import Node
+from harness.oip import Tensor
+from harness.pki import Authority, Files
+from harness.samples import verification
+from shoal.agent.clock import SystemClock
+from shoal.agent.ports import Witness
+from shoal.types.assignment import Work
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Role
+from shoal.types.migration import InputsFrom, Verdict, Verification, Verifier
+from shoal.types.workload import WorkloadKey
+from shoal.v1 import witness_pb2
+from shoal.wire import limits, status
+from shoal.wire.identity import identity_of_pem
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+KEY = WorkloadKey("acme", "dense")
+SOURCE, TARGET = "a-source", "a-target"
+WORK = Work(shapes={"x": (4, 16)})
+NAMED = (Verifier("m-1", "new"),)
+RIGHT = onnx_models.dense()
+
+
+@dataclass
+class Pair:
+    """Node `old` serves the right model; node `new` is where another is to be compared with it."""
+
+    folder: Path
+    authority: Authority
+    old: Node
+    new: Node
+    loaded: list[str] = field(default_factory=list)
+
+    async def witness(self, *verifiers: Verifier, capture: int = 0, revoked: tuple[str, ...] = ()) -> None:
+        witnesses = (Witness(SOURCE, verifiers, capture),) if verifiers or capture else ()
+        await self.old.configure(witnesses=witnesses, revoked=revoked)
+
+    def asked(self, **changes: Any) -> Verification:
+        address = f"127.0.0.1:{self.old.front.config.grpc_port}"
+        return replace(verification(source=SOURCE, source_node="old", source_address=address), **changes)
+
+    async def load(self, model: bytes, **terms: Any) -> str:
+        name = f"{TARGET}-{len(self.loaded)}"
+        path = self.folder / name
+        path.write_bytes(model)
+        await self.new.load(name, KEY, path, **{"work": WORK, **terms})
+        self.loaded.append(name)
+        return name
+
+    async def verify(self, model: bytes = RIGHT, **changes: Any) -> Verdict:
+        """Of a fresh worker with this model. Raises ShoalError."""
+        name = await self.load(model)
+        try:
+            return await self.new.front.verify(self.new.local(name), self.asked(**changes), "")
+        finally:
+            assert self.new.workers is not None
+            await self.new.workers.stop(name)
+            self.new.models.pop(name, None)
+
+    async def call(self, files: Files, method: str, message: Any) -> bytes:
+        """One call to the old node's front with those files. Raises grpc.aio.AioRpcError."""
+        credentials = grpc.ssl_channel_credentials(
+            self.old.files.authority.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
+        )
+        address = f"127.0.0.1:{self.old.front.config.grpc_port}"
+        async with grpc.aio.secure_channel(address, credentials, limits.channel_options(2**20)) as channel:
+            call = channel.unary_unary(f"/shoal.v1.Witness/{method}", None, None)
+            return bytes(await call(message.SerializeToString(), timeout=5))
+
+    async def denied(self, files: Files, migration: str = "m-1", assignment: str = SOURCE) -> set[str]:
+        """Codes of what these files may not see: both methods."""
+        found = set()
+        for method, message in (
+            ("Captured", witness_pb2.CapturedRequest(migration=migration, assignment=assignment, count=8)),
+            ("Answer", witness_pb2.AnswerRequest(migration=migration, assignment=assignment, request=b"")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await self.call(files, method, message)
+            found.add(str(status.refusal_of(caught.value).code))
+        return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    folder = tmp_path_factory.mktemp("verification")
+    authority = Authority(folder / "ca", "eu", SystemClock().wall())
+    old, new = (Node(name, authority, folder / name) for name in ("old", "new"))
+    model = folder / "right.onnx"
+    model.write_bytes(RIGHT)
+    try:
+        await asyncio.gather(old.start(), new.start())
+        await old.load(SOURCE, KEY, model, work=WORK)
+        made = Pair(folder, authority, old, new)
+        await new.configure()
+        await made.witness(*NAMED)
+        yield made
+    finally:
+        await asyncio.gather(old.stop(), new.stop())
+
+
+async def test_the_same_model_passes_and_the_source_counts_none_of_it(pair: Pair) -> None:
+    await pair.witness(*NAMED)
+    verdict = await pair.verify()
+    assert verdict.passed, verdict.reason
+    assert (verdict.samples, verdict.inputs, verdict.migration) == (8, InputsFrom.GENERATED, "m-1")
+    assert {(drift.output, str(drift.metric)) for drift in verdict.drifts} == {("y", "max_rel"), ("y", "cosine")}
+    assert len(verdict.inputs_sha256) == 64
+    again = await pair.verify()
+    assert again.inputs_sha256 == verdict.inputs_sha256, "the same migration draws the same"
+    assert pair.old.workers is not None
+    assert [served for each in await pair.old.workers.stats() for served in each.served] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (onnx_models.dense(noise=0.05), "y: max_rel"),
+        (onnx_models.dense(seed=2), "best: "),
+        (onnx_models.dense(kind="FP16"), "y: max_rel"),
+        (onnx_models.dense(activation="Abs"), "y: max_rel"),
+        (onnx_models.add_one(), "it answers what the other refuses"),
+    ],
+    ids=["noise", "weights", "precision", "operator", "signature"],
+)
+async def test_what_answers_otherwise_is_refused(pair: Pair, wrong: bytes, reason: str) -> None:
+    await pair.witness(*NAMED)
+    tight = tuple(replace(each, bound=1e-4) if each.bound < 0.5 else each for each in verification().tolerances)
+    verdict = await pair.verify(wrong, tolerances=tight)
+    assert (verdict.passed, verdict.code) == (False, Code.VERIFY_FAILED)
+    assert reason in verdict.reason
+
+
+async def test_captured_inputs_are_used_with_consent_and_forgotten_without(pair: Pair) -> None:
+    client = pair.old.grpc(pair.authority.issue(Role.TENANT, KEY.tenant))
+    rows = [np.full((2, 16), number, np.float32).tobytes() for number in range(1, 6)]
+
+    async def ask() -> None:
+        for row in rows:
+            await client.infer("dense", [Tensor("x", "FP32", (2, 16), row)], request_id="secret-name")
+
+    async def captured() -> list[bytes]:
+        message = witness_pb2.CapturedRequest(migration="m-1", assignment=SOURCE, count=9)
+        return list(witness_pb2.CapturedReply.FromString(await pair.call(pair.new.files, "Captured", message)).requests)
+
+    try:
+        await pair.witness(*NAMED)
+        await ask()
+        assert await captured() == [], "without consent nothing is kept"
+        await pair.witness(*NAMED, capture=3)
+        assert await captured() == [], "nor what came before the consent"
+        await ask()
+        kept = await captured()
+        assert len(kept) == 3
+        assert all(row in one for row, one in zip(rows[-3:], kept, strict=True)), "the newest, in their order"
+        assert not any(b"secret-name" in one or b"dense" in one for one in kept)
+        verdict = await pair.verify(inputs=InputsFrom.CAPTURED, samples=3)
+        assert (verdict.passed, verdict.inputs, verdict.samples) == (True, InputsFrom.CAPTURED, 3)
+        verdict = await pair.verify(inputs=InputsFrom.CAPTURED, samples=8)
+        assert (verdict.passed, verdict.inputs) == (True, InputsFrom.GENERATED), "some had to be made up"
+        await pair.witness(*NAMED)
+        assert await captured() == []
+        await pair.witness(*NAMED, capture=3)
+        assert await captured() == [], "gone with the consent"
+    finally:
+        await client.close()
+
+
+async def test_only_who_the_region_named_is_answered(pair: Pair) -> None:
+    await pair.witness(*NAMED, capture=8)
+    issue = pair.authority.issue
+    for role, name in ((Role.AGENT, "rogue"), (Role.AGENT, "old")):
+        assert await pair.denied(issue(role, name)) == {"ROLE_DENIED"}
+    for role in (Role.TENANT, Role.GATEWAY, Role.OPERATOR, Role.COORDINATOR):
+        assert await pair.denied(issue(role, "new")) == {"ROLE_DENIED"}, role
+    assert await pair.denied(pair.new.files, migration="m-2") == {"ROLE_DENIED"}
+    assert await pair.denied(pair.new.files, assignment="a-other") == {"ROLE_DENIED"}
+    await pair.witness(capture=8)
+    assert await pair.denied(pair.new.files) == {"ROLE_DENIED"}, "its move is over"
+
+
+async def test_a_revoked_verifier_is_refused(pair: Pair) -> None:
+    serial = identity_of_pem(pair.new.files.certificate.read_bytes()).serial
+    await pair.witness(*NAMED, revoked=(serial,))
+    assert await pair.denied(pair.new.files) == {"CERT_REVOKED"}
+
+
+async def test_without_an_answer_there_is_no_verdict(pair: Pair) -> None:
+    await pair.witness()
+    with pytest.raises(ShoalError) as caught:
+        await pair.verify()
+    assert caught.value.code is Code.ROLE_DENIED
+    await pair.witness(*NAMED)
+    with pytest.raises(ShoalError) as caught:
+        await pair.verify(source_address="127.0.0.1:1")
+    assert caught.value.code is Code.REPLICA_UNREACHABLE
+    with pytest.raises(ShoalError) as caught:
+        await pair.verify(source_node="another")
+    assert caught.value.code is Code.REPLICA_UNREACHABLE, "who answers there must prove to be the node that is named"
