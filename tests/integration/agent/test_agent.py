@@ -208,7 +208,7 @@ async def test_what_takes_over_is_verified_before_it_is_ready_and_not_again(scen
         assert not observed.verdict.passed
         assert (THREE, Phase.READY) not in scene.coordinator.phases
         assert scene.coordinator.phase(ONE) is Phase.READY, "its source is untouched"
-        assert THREE not in scene.machine.workers()
+        await until(lambda: THREE not in scene.machine.workers(), 10.0, "its worker to end")
 
         scene.want(source, right)  # nobody may ask the source any more
         await until(lambda: scene.coordinator.version == Version("h-1", 1, scene.generation), 10.0, "the set")
