@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.policies.cel import Expression
-from shoal.policies.kinds import Kind, Policy, Region, Tenant, Workload
+from shoal.policies.kinds import Bound, Kind, Migration, Policy, Precision, Region, Tenant, Workload
 from shoal.policies.parse import Mapping, Node, Position, Scalar, Sequence, key_of, place_of
 from shoal.policies.quantities import shown
 from shoal.types.codes import Code, Refusal
@@ -49,6 +49,7 @@ _CONTROLLERS = "shoal.coordinator.controllers"
 _FLEET = "shoal.coordinator.core.fleet"
 _SIGNALS = "shoal.coordinator.core.signals"
 _NEGOTIATION = "shoal.coordinator.core.negotiation"
+_MOVES = "shoal.coordinator.core.migration"
 _LANGUAGE = "shoal.policies.documents"
 _RESOLVE = "shoal.policies.resolve"
 
@@ -61,7 +62,7 @@ _FEDERATION = Later("federation")
 _SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
 _MIGRATION = Later("migration")
 _STATE = Later("stateful sessions")
-_TOLERANCE = Later("migration: outputs are compared there")
+_TOLERANCE = Live(_MOVES, (Code.VERIFY_FAILED,), note="of a move's outputs", reads="tolerances")
 
 CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
     "Workload": {
@@ -142,19 +143,25 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.federation.margin": Live(_NEGOTIATION, (Code.NO_BID,), note="with `when-better`", reads="margin"),
         "spec.federation.to": Live(_NEGOTIATION, (Code.TRADE_DENIED,), note="any region if not given", reads="to"),
         "spec.federation.term": Live(_NEGOTIATION, note="agreements renew", reads="term_s"),
-        "spec.migration.when.gain": _MIGRATION,
-        "spec.migration.when.cooldown": _MIGRATION,
-        "spec.migration.when.max_concurrent": _MIGRATION,
-        "spec.migration.verify.against": _MIGRATION,
-        "spec.migration.verify.inputs": _MIGRATION,
-        "spec.migration.verify.samples": _MIGRATION,
-        "spec.migration.verify.on_fail": _MIGRATION,
+        "spec.migration.when.gain": Live(_PLACEMENT, note="where documents changed", reads="gain"),
+        "spec.migration.when.cooldown": Live(
+            _MOVES, (Code.MOVE_BLOCKED,), note="after a move that was given up", reads="cooldown_s"
+        ),
+        "spec.migration.when.max_concurrent": Live(_MOVES, note="of the workload's replicas", reads="max_concurrent"),
+        "spec.migration.verify.against": Live(_MOVES, (Code.VERIFY_FAILED,), only=("source", "none"), reads="against"),
+        "spec.migration.verify.inputs": Live(_MOVES, (Code.VERIFY_IMPOSSIBLE,), only=("generated",), reads="inputs"),
+        "spec.migration.verify.samples": Live(_MOVES, reads="samples"),
+        "spec.migration.verify.on_fail": Live(
+            _MOVES, (Code.VERIFY_FAILED,), only=("abort",), note="the only way there is"
+        ),
         "spec.migration.allow_gap": _MIGRATION,
-        "spec.migration.shift.steps": _MIGRATION,
-        "spec.migration.shift.hold": _MIGRATION,
-        "spec.migration.shift.guard.errors": _MIGRATION,
-        "spec.migration.shift.guard.p95": _MIGRATION,
-        "spec.migration.drain": _MIGRATION,
+        "spec.migration.shift.steps": Live(_MOVES, (Code.GUARD_TRIPPED,), note="the last is 100%", reads="steps"),
+        "spec.migration.shift.hold": Live(_MOVES, (Code.MOVE_TIMEOUT,), reads="hold_s"),
+        "spec.migration.shift.guard.errors": Live(_MOVES, (Code.GUARD_TRIPPED,), reads="guard_errors"),
+        "spec.migration.shift.guard.p95": Live(
+            _MOVES, (Code.GUARD_TRIPPED,), note="of what the old one shows", reads="guard_p95"
+        ),
+        "spec.migration.drain": Live(_MOVES, reads="drain_s"),
         "spec.migration.windows.days": _MIGRATION,
         "spec.migration.windows.from": _MIGRATION,
         "spec.migration.windows.to": _MIGRATION,
@@ -290,6 +297,7 @@ def _policy(policy: Policy) -> Rule:
         yield from _where(require.where)
     if require.precision is not None:
         yield from _twice(require.precision.allow, (*_REQUIRE, "precision", "allow"))
+        yield from _tolerance(require.precision)
     if require.residency is not None:
         yield from _twice(require.residency, (*_REQUIRE, "residency"))
     if require.trust is not None and require.trust.signed_model is not None:
@@ -302,6 +310,8 @@ def _policy(policy: Policy) -> Rule:
         )
     yield from _relax(policy)
     yield from _delegation(policy)
+    if spec.migration is not None:
+        yield from _migration(spec.migration)
     if spec.partition.lost_after < 2 * spec.partition.heartbeat:
         yield (
             ("spec", "partition", "lost_after" if "lost_after" in spec.partition.model_fields_set else "heartbeat"),
@@ -322,6 +332,7 @@ _ZERO_IS_UNREACHABLE: Final = (
     ("spec", "limits", "carbon"),
     ("spec", "partition", "heartbeat"),
     ("spec", "federation", "term"),
+    ("spec", "migration", "drain"),
 )
 
 
@@ -352,6 +363,54 @@ def _twice(values: Seq[str], path: Path) -> Rule:
     for index, value in enumerate(values):
         if value in values[:index]:
             yield (*path, index), _no_effect(f"{value!r} again", "each once", "remove it")
+
+
+_LEAST: Final = frozenset({"cosine", "top_k"})
+"""Metrics that grow with likeness, up to 1; the others are distances."""
+
+
+def _tolerance(precision: Precision) -> Rule:
+    tolerance, path = precision.tolerance, (*_REQUIRE, "precision", "tolerance")
+    if isinstance(tolerance, Bound):
+        yield from _bound(tolerance, path)
+    elif tolerance is not None:
+        for output, bound in tolerance.outputs.items():
+            yield from _bound(bound, (*path, "outputs", output))
+
+
+def _bound(bound: Bound, path: Path) -> Rule:
+    right, wrong = ("at_least", "at_most") if bound.metric in _LEAST else ("at_most", "at_least")
+    value = getattr(bound, right)
+    if getattr(bound, wrong) is not None:
+        yield (*path, wrong), _no_effect(f"{wrong} of {bound.metric}", right, f"write {right}")
+    elif value is None:
+        yield (*path, "metric"), Refusal(Code.FIELD_MISSING, f"{bound.metric} without a bound", right, f"add {right}")
+    elif value < 0 or (bound.metric in _LEAST and value > 1):
+        most = "from 0 to 1" if bound.metric in _LEAST else "0 or more"
+        yield (*path, right), _unreachable(f"{bound.metric} {value:g}", most, "nothing can meet it, or everything")
+
+
+DRAIN_MOST_S: Final = 30.0
+"""What a node itself allows a replica that drains."""
+
+
+def _migration(migration: Migration) -> Rule:
+    path: Path = ("spec", "migration")
+    if migration.shift is not None:
+        steps, place = migration.shift.steps, (*path, "shift", "steps")
+        if any(not low < high for low, high in zip((0.0, *steps), steps, strict=False)):
+            yield place, _unreachable("steps that do not grow", "each above the one before it", "put them in order")
+        elif steps[-1] != 1:
+            yield place, _unreachable("a last step below 100%", "100% at the end", "add 100%: the old one has to go")
+        guard = migration.shift.guard
+        if guard is not None and guard.errors is not None and guard.errors >= 1:
+            found = f"errors {shown(guard, 'errors')}"
+            yield (*path, "shift", "guard", "errors"), _no_effect(found, "less than 100%", "lower it, or remove it")
+        if guard is not None and guard.p95 == 0:
+            yield (*path, "shift", "guard", "p95"), _unreachable("p95 of 0x", "more than zero", "raise it")
+    if migration.drain is not None and migration.drain > DRAIN_MOST_S:
+        found = f"drain {shown(migration, 'drain')}"
+        yield (*path, "drain"), _unreachable(found, f"at most {DRAIN_MOST_S:.0f}s", "a node waits no longer: lower it")
 
 
 _ONE_NODE = re.compile(r"""\bnode\.name\s*==\s*["'][^"']*["']|["'][^"']*["']\s*==\s*node\.name\b""")

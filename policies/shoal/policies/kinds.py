@@ -69,6 +69,12 @@ class Bound(Part):
     at_least: float | None = None
     at_most: float | None = None
 
+    @property
+    def value(self) -> float:
+        """Of whichever bound is given; `check` sees that it is the one that the metric has."""
+        given = self.at_least if self.at_least is not None else self.at_most
+        return given if given is not None else float("nan")
+
 
 class OutputBounds(Part):
     outputs: dict[Line, Bound]
@@ -180,7 +186,7 @@ class MigrationWhen(Part):
 class Verify(Part):
     against: Literal["source", "reference", "none"] = "source"
     inputs: Literal["captured", "samples", "generated"] = "generated"
-    samples: Annotated[int, Field(ge=8, le=4096)] = 16
+    samples: Annotated[int, Field(ge=8, le=4096)] = 8
     on_fail: Literal["abort", "continue"] = "abort"
 
 

@@ -9,6 +9,7 @@ from shoal.policies import kinds
 from shoal.policies.documents import key_of_workload
 from shoal.policies.kinds import Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, Tolerance
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
     Delegation,
@@ -66,6 +67,7 @@ def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests
         shared_worker=workload.spec.isolation == "shared",
         max_batch=workload.spec.batching.max,
         delegation=_delegation(spec.federation),
+        migration=_migration(spec),
     )
 
 
@@ -124,6 +126,37 @@ def _delegation(federation: kinds.Delegation | None) -> Delegation:
     return Delegation(
         DelegationMode(federation.delegate), federation.margin or 0.0, federation.to or ("*",), federation.term
     )
+
+
+def _migration(spec: PolicySpec) -> MigrationRule:
+    """What the policy does not say is as `MigrationRule` has it."""
+    migration = spec.migration or kinds.Migration()
+    when, verify = migration.when or kinds.MigrationWhen(), migration.verify or kinds.Verify()
+    shift = migration.shift or kinds.Shift(steps=())
+    guard = shift.guard or kinds.Guard()
+    given: dict[str, Any] = {
+        "against": Against(verify.against),
+        "inputs": InputsFrom(verify.inputs),
+        "samples": verify.samples,
+        "tolerances": _tolerances(spec.require.precision),
+        "steps": shift.steps or None,
+        "hold_s": shift.hold,
+        "guard_errors": guard.errors,
+        "guard_p95": guard.p95,
+        "drain_s": migration.drain,
+        "max_concurrent": when.max_concurrent,
+        "gain": when.gain,
+        "cooldown_s": when.cooldown,
+    }
+    return MigrationRule(**{name: value for name, value in given.items() if value is not None})
+
+
+def _tolerances(precision: kinds.Precision | None) -> tuple[Tolerance, ...]:
+    tolerance = precision.tolerance if precision is not None else None
+    if tolerance is None:
+        return ()
+    bounds = tolerance.outputs if isinstance(tolerance, kinds.OutputBounds) else {"": tolerance}
+    return tuple(Tolerance(output, Metric(bound.metric), bound.value) for output, bound in bounds.items())
 
 
 def _weights(optimize: Optimize) -> Weights:

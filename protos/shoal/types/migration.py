@@ -48,6 +48,32 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
+class MigrationRule:
+    """How a replica that serves gives its place to another.
+
+    against, inputs, samples, tolerances: what the new one must show; without tolerances those of its precision count.
+    steps: shares of the old one's requests that the new one takes, one after the other, the last of them 1; hold_s:
+    each is held so long. guard_errors: the share of its requests that the new one may fail in a step; guard_p95: how
+    many times as slow as the old one it may be. drain_s: what the old one has to finish in. max_concurrent: replicas of
+    the workload that move at once. gain: documents that changed move a replica only to where its objective is better by
+    this share. cooldown_s: a move that was given up is not tried again before.
+    """
+
+    against: Against = Against.SOURCE
+    inputs: InputsFrom = InputsFrom.GENERATED
+    samples: int = 8
+    tolerances: tuple[Tolerance, ...] = ()
+    steps: tuple[float, ...] = (0.25, 1.0)
+    hold_s: Seconds = Seconds(2.0)
+    guard_errors: float = 0.01
+    guard_p95: float = 3.0
+    drain_s: Seconds = Seconds(30.0)
+    max_concurrent: int = 1
+    gain: float = 0.1
+    cooldown_s: Seconds = Seconds(300.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """What a replica must show, once it is warm, before it is READY. source, source_node, source_address: the replica
     it is compared with, and the front that serves that; empty unless against SOURCE. pack: digest of the artifact with

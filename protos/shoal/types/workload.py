@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from shoal.types.migration import MigrationRule
 from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour, Watts
 
 
@@ -160,6 +161,7 @@ class Intent:
     shared_worker: bool
     max_batch: int = 1
     delegation: Delegation = Delegation()
+    migration: MigrationRule = field(default_factory=MigrationRule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,15 +132,44 @@ MISTAKES = [
         "write a share",
     ),
     ("region's coordinates", region("  location: {§lat: 48.9}\n"), Code.NOT_SUPPORTED_YET, "remove"),
-    ("migration", policy("  §migration: {drain: 30s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("a gap in a move", policy("  migration: {§allow_gap: 5s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("captured inputs", policy("  migration: {verify: {inputs: §captured}}\n"), Code.NOT_SUPPORTED_YET, "generated"),
+    ("a long drain", policy("  migration: {drain: §45s}\n"), Code.POLICY_UNREACHABLE, "lower"),
+    ("a drain of nothing", policy("  migration: {drain: §0s}\n"), Code.POLICY_UNREACHABLE, "raise it"),
+    ("steps back", policy("  migration: {shift: {steps: §[50%, 25%, 100%]}}\n"), Code.POLICY_UNREACHABLE, "in order"),
+    ("steps to nowhere", policy("  migration: {shift: {steps: §[5%, 50%]}}\n"), Code.POLICY_UNREACHABLE, "100%"),
+    (
+        "a guard that lets all fail",
+        policy("  migration: {shift: {steps: [100%], guard: {errors: §100%}}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "lower",
+    ),
+    (
+        "a guard that lets nothing pass",
+        policy("  migration: {shift: {steps: [100%], guard: {p95: §0x}}}\n"),
+        Code.POLICY_UNREACHABLE,
+        "raise",
+    ),
     ("schedule", policy("  §schedule: [{when: x, optimize: {cost: 1}}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("no carbon at all", policy("  limits: {carbon: §0 gCO2/h}\n"), Code.POLICY_UNREACHABLE, "raise it"),
     ("node power", policy("  limits: {§node_power: 15W}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     (
-        "tolerance",
-        policy("  require: {precision: {allow: [int8], §tolerance: {metric: cosine}}}\n"),
-        Code.NOT_SUPPORTED_YET,
-        "remove",
+        "a tolerance without its bound",
+        policy("  require: {precision: {allow: [int8], tolerance: {metric: §cosine}}}\n"),
+        Code.FIELD_MISSING,
+        "at_least",
+    ),
+    (
+        "a bound that the metric has not",
+        policy("  require: {precision: {allow: [int8], tolerance: {metric: cosine, at_most: §0.9}}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "at_least",
+    ),
+    (
+        "a likeness above 1",
+        policy("  require: {precision: {allow: [int8], tolerance: {metric: top_k, at_least: §1.5}}}\n"),
+        Code.POLICY_UNREACHABLE,
+        "nothing can meet it",
     ),
     (
         "signed model by a key twice",
@@ -306,7 +335,7 @@ def test_enough_different_mistakes() -> None:
 
 
 def test_all_problems_of_all_documents_are_collected() -> None:
-    first = policy("  limits: {cost: 1.5, energy: 2 W}\n  migration: {drain: 30s}\n  priority: high\n", name="A")
+    first = policy("  limits: {cost: 1.5, energy: 2 W}\n  migration: {allow_gap: 30s}\n  priority: high\n", name="A")
     second = workload("  batching: {max: 2}\n  colour: red\n")
     problems = load([("a.yaml", first + "---\n" + second), ("b.yaml", "kind: [\n")]).problems
     assert [(one.document, one.line, one.refusal.code) for one in problems] == [
@@ -346,7 +375,7 @@ def test_a_variant_that_its_policy_never_allows() -> None:
 
 
 def test_captured_inputs_need_consent() -> None:
-    """The migration itself is refused in this release; the rule that guards the data is there already."""
+    """Captured inputs themselves are refused in this release; the rule that guards the data is there already."""
     from shoal.policies.check import check_pair
     from shoal.policies.kinds import Policy, Workload
 

@@ -24,6 +24,7 @@ from shoal.policies import (
 )
 from shoal.types import units
 from shoal.types.codes import Code, ShoalError
+from shoal.types.migration import Against, Metric, MigrationRule, Tolerance
 from shoal.types.units import parse_quantity, show_quantity
 from shoal.types.workload import (
     Delegation,
@@ -120,6 +121,30 @@ def test_relaxations_add_up_in_order() -> None:
     assert [step.require.precisions for step in relax] == [("fp32",), ("fp32",), ("fp32", "int8")]
     assert [step.require.replicas for step in relax] == [3, 3, 2]
     assert [step.require.spread for step in relax] == [Spread.NODE] * 3
+
+
+def test_a_policy_says_how_a_replica_moves() -> None:
+    assert resolve(only(WORKLOAD), only(POLICY), revision=1, digests=DIGESTS).migration == MigrationRule()
+    tolerance = (
+        "tolerance: {outputs: {logits: {metric: max_abs, at_most: 1e-3}, text: {metric: cosine, at_least: 0.99}}}"
+    )
+    moves = POLICY.replace("allow: [fp32]}", f"allow: [fp32], {tolerance}}}") + (
+        "  migration: {when: {gain: 25%, cooldown: 1m, max_concurrent: 2}, verify: {against: none, samples: 32},\n"
+        "    shift: {steps: [5%, 100%], hold: 10s, guard: {errors: 0.5%, p95: 1.2x}}, drain: 20s}\n"
+    )
+    assert resolve(only(WORKLOAD), only(moves), revision=1, digests=DIGESTS).migration == MigrationRule(
+        against=Against.NONE,
+        samples=32,
+        tolerances=(Tolerance("logits", Metric.MAX_ABS, 1e-3), Tolerance("text", Metric.COSINE, 0.99)),
+        steps=(0.05, 1.0),
+        hold_s=units.Seconds(10.0),
+        guard_errors=0.005,
+        guard_p95=1.2,
+        drain_s=units.Seconds(20.0),
+        max_concurrent=2,
+        gain=0.25,
+        cooldown_s=units.Seconds(60.0),
+    )
 
 
 def test_without_a_policy_the_defaults_hold() -> None:

@@ -15,6 +15,7 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.home import RegionHome
 from shoal.coordinator.controllers.ledger import Ledger
 from shoal.coordinator.controllers.models import ModelsController
+from shoal.coordinator.controllers.moving import MovingController
 from shoal.coordinator.controllers.signals import SignalsController
 from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.truth import Truth
@@ -53,12 +54,14 @@ class RegionConfig:
 
     tick_s: how often silence is judged. step_s: at most so long between two looks at everything; what happens is acted
     on at once. events_kept, audit_kept: entries, the oldest go first. terms: of what it runs for other regions.
+    replacing: a replica that serves is replaced by a live move alone.
     """
 
     name: str
     tick_s: Seconds = TICK_S
     step_s: Seconds = STEP_S
     seed: int = 0
+    replacing: bool = False
     events_kept: int = 10_000
     audit_kept: int = 100_000
     terms: Terms = DEFAULTS
@@ -127,9 +130,11 @@ class Region:
             clock,
             meter,
             seed=config.seed,
+            replacing=config.replacing,
             changed=self._dirty.set,
             signals=self.signals.now,
         )
+        self.moving = MovingController(self.workloads, self.fleet, self.truth, clock, ids, self._dirty.set)
         self.models = ModelsController(
             store,
             self.truth,

@@ -26,13 +26,16 @@ from shoal.coordinator.controllers.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.memory import StoredMemory
+from shoal.coordinator.controllers.migrations import Migrations
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
+from shoal.coordinator.core.migration.advance import advance, moving
+from shoal.coordinator.core.migration.model import Aborted, Migration
 from shoal.coordinator.core.placement.model import Inputs, Plan, Reservation, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
-from shoal.coordinator.core.workloads.decide import decide, inputs_of, timing
+from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Promise, Snapshot
 from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
 from shoal.coordinator.core.workloads.routes import at_home, is_abroad
@@ -90,12 +93,12 @@ class WorkloadsController:
         meter: Meter,
         *,
         seed: int,
+        replacing: bool,
         changed: Callable[[], None],
         signals: Callable[[Catalog], Mapping[SignalName, Signal]],
     ) -> None:
-        """seed: of every choice that placement leaves open. changed: called when the next step should come at once.
-
-        signals: as they are now under the documents of a catalog."""
+        """seed: of every choice that placement leaves open. replacing: as World has it. changed: called when the next
+        step should come at once. signals: as they are now under the documents of a catalog."""
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
         self.signatures = Signatures()
@@ -106,6 +109,7 @@ class WorkloadsController:
         self.reserved: tuple[Reservation, ...] = ()
         self.peers: tuple[PeerTrust, ...] = ()
         self.promises: tuple[Promise, ...] = ()
+        self.migrations = Migrations()
         self.waits: tuple[Wait, ...] = ()
         self.plan_now: Plan | None = None
         """Of the last step."""
@@ -117,6 +121,7 @@ class WorkloadsController:
         self._clock = clock
         self._meter = meter
         self._seed = seed
+        self._replacing = replacing
         self._changed = changed
         self._signals = signals
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
@@ -142,6 +147,7 @@ class WorkloadsController:
         found = await self._store.read(MEMORY)
         if found is not None:
             self._memory = self._saved = records.load(StoredMemory, found.value).restored(self._clock.now())
+        await self.migrations.start(self._store, self._clock.now())
         await self.load_credentials()
 
     def adopt(self, catalog: Catalog) -> None:
@@ -272,7 +278,9 @@ class WorkloadsController:
 
     async def _step(self) -> None:
         wall = self._clock.wall()
-        decision = decide(self._world(self.catalog), self._clock.now(), wall)
+        now = self._clock.now()
+        advanced = advance(self._world(self.catalog), self.migrations.all, now, wall)
+        decision, written = advanced.decision, self.migrations.written(advanced.changed, now)
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
         changed = {
             node: self._next_set(node, content, credentials)
@@ -280,13 +288,18 @@ class WorkloadsController:
             if not self._is(node, content, credentials)
         }
         gone = tuple(node for node in self.desired if node not in decision.desired)
-        if changed or gone or decision.memory != self._saved or decision.events:
-            puts = {DESIRED + node: records.dump(desired) for node, desired in changed.items()}
+        if changed or gone or decision.memory != self._saved or decision.events or written.puts:
+            puts = {**{DESIRED + node: records.dump(desired) for node, desired in changed.items()}, **written.puts}
             if decision.memory != self._saved:
                 puts[MEMORY] = records.dump(StoredMemory(self._clock.now(), decision.memory))
             events = [_event(happened) for happened in decision.events]
-            await self._truth.commit(puts, deletes=tuple(DESIRED + node for node in gone), events=events)
+            deletes = (*(DESIRED + node for node in gone), *written.deletes)
+            await self._truth.commit(puts, deletes=deletes, events=events)
         self._memory = self._saved = decision.memory
+        self.migrations.adopt(advanced.changed, written)
+        self._count(advanced.changed)
+        if advanced.changed:
+            self._changed()  # what they ask of the region now, the next step reads
         self.waits, self.plan_now = decision.waits, decision.plan
         self._hosts = _guests_hosts(decision.desired)
         self.desired.update(changed)
@@ -321,7 +334,9 @@ class WorkloadsController:
         """Until the earliest wait ends, so that the loop can look again then."""
         wall = self._clock.wall()
         ends = [end for wait in self.waits for end in (wait.retry_at, wait.gives_up_at) if end and end > wall]
-        return Seconds(min(ends) - wall) if ends else None
+        left = [Seconds(end - wall) for end in ends]
+        moves = self.migrations.next_deadline(self._clock.now())
+        return min(left if moves is None else (*left, moves), default=None)
 
     @property
     def costs(self) -> dict[Slot, UsdPerHour]:
@@ -340,13 +355,11 @@ class WorkloadsController:
 
     def inputs(self) -> Inputs:
         """What placement looks at now."""
-        return inputs_of(self._world(self.catalog), self._clock.now(), self._clock.wall())
+        return self._inputs(self.catalog)
 
     def explained(self, catalog: Catalog | None = None) -> Plan:
         """The plan as it would be computed now, with every candidate."""
-        if catalog is None:
-            return place(self.inputs())
-        return place(inputs_of(self._world(catalog), self._clock.now(), self._clock.wall()))
+        return place(self._inputs(catalog or self.catalog))
 
     def explain(self, key: WorkloadKey) -> WorkloadPlan:
         """Raises ShoalError(WORKLOAD_UNKNOWN)."""
@@ -379,6 +392,16 @@ class WorkloadsController:
         self.adopt(planned.proposal.catalog)
         return Applied(planned, (), revision)
 
+    def _inputs(self, catalog: Catalog) -> Inputs:
+        now = self._clock.now()
+        return inputs_of(moving(self._world(catalog), self.migrations.all, now), now, self._clock.wall())
+
+    def _count(self, changed: Mapping[str, Migration]) -> None:
+        for each in changed.values():
+            if each.is_over:
+                code = each.state.refusal.code if isinstance(each.state, Aborted) else ""
+                self._meter.count("migrations_ended", stage=each.stage, cause=each.cause, code=code)
+
     def _world(self, catalog: Catalog) -> World:
         intents = self.intents if catalog is self.catalog else catalog.intents
         signals = self._signals(catalog)
@@ -398,6 +421,7 @@ class WorkloadsController:
             reserved=self.kept_room,
             rtt_s=catalog.rtt_s,
             peers=self.peers,
+            replacing=self._replacing,
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:

@@ -8,13 +8,16 @@ from typing import Any
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.judge import judge
 from shoal.coordinator.core.fleet.state import Fleet, Timing
-from shoal.coordinator.core.placement.model import Inputs, RegionFacts, Slot
-from shoal.coordinator.core.workloads.decide import decide
+from shoal.coordinator.core.migration.advance import advance
+from shoal.coordinator.core.migration.machine import planned
+from shoal.coordinator.core.migration.model import Cause, Migration, Place, Planned
+from shoal.coordinator.core.placement.model import Aim, Inputs, RegionFacts, Slot
 from shoal.coordinator.core.workloads.invariants import Snapshot, check
 from shoal.coordinator.core.workloads.model import Content, Decision, Delegated, Happened, Memory, World
-from shoal.types.assignment import Assignment, Measured, Observed, PeerTrust, Phase, Status
+from shoal.types.assignment import Assignment, Measured, Observed, PeerTrust, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
+from shoal.types.migration import MigrationRule, Verdict
 from shoal.types.profile import ModelProfile, OperatorCost
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Elapsed, Joules, PerSecond, Seconds, UsdPerHour, Wall, Watts
@@ -35,6 +38,7 @@ from shoal.types.workload import (
 
 MIB = 2**20
 GIB = 2**30
+MOST_STEPS = 20
 START = 1_700_000_000.0
 """Wall clock at elapsed 0."""
 DIGEST = "sha256:" + "a" * 64
@@ -264,6 +268,10 @@ class Agent:
     heard: bool = True
     load_s: float = 2.0
     fail: Code | None = None
+    verify_s: float = 1.0
+    wrong: bool = False
+    """What it answers is not what the others do."""
+    served: tuple[Served, ...] = ()
     stuck: set[str] = field(default_factory=set)
     """Assignments that go on failing."""
     in_flight: int = 0
@@ -271,6 +279,7 @@ class Agent:
     restarts: dict[str, int] = field(default_factory=dict)
     content: Content = field(default_factory=Content)
     started: list[str] = field(default_factory=list)
+    verified: dict[str, Verdict] = field(default_factory=dict)
 
     def reports(self, now: float) -> tuple[Observed, ...]:
         names = {each.id for each in self.content.assignments}
@@ -295,7 +304,19 @@ class Agent:
                 retry_at=Wall(START + now + 1),
                 restarts=self.restarts[each.id],
             )
-        return observed(each, Phase.READY, measured=warm())
+        asked = each.verification
+        if asked is None or each.id in self.verified:
+            verdict = self.verified.get(each.id)
+            return observed(each, Phase.READY, measured=warm(), verdict=verdict, served=self.served)
+        if now - self.since[each.id] < self.load_s + self.verify_s:
+            return observed(each, Phase.VERIFYING, gives_up_at=Wall(START + now + 60))
+        code = Code.VERIFY_FAILED if self.wrong else None
+        verdict = Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)
+        if self.wrong:
+            again = Wall(START + now + 60)
+            return observed(each, Phase.FAILED, code=code, reason="too far", verdict=verdict, gives_up_at=again)
+        self.verified[each.id] = verdict
+        return observed(each, Phase.READY, measured=warm(), verdict=verdict, served=self.served)
 
 
 class Region:
@@ -314,6 +335,8 @@ class Region:
         self.quotas: dict[str, Quota] = {}
         self.delegated: dict[WorkloadKey, Delegated] = {}
         self.peers: tuple[PeerTrust, ...] = ()
+        self.migrations: dict[str, Migration] = {}
+        self.replacing = False
         self.now = 0.0
         self.events: list[Happened] = []
         self.decision: Decision | None = None
@@ -338,14 +361,19 @@ class Region:
                 self.fleet, refusals = updates.status_received(self.fleet, name, agent.epoch, beat, now, wall)
                 assert not refusals
         self.fleet, _ = judge(self.fleet, now)
-        world = self.world()
-        decision = decide(world, now, wall)
-        again = decide(replace(world, desired=decision.desired, memory=decision.memory), now, wall)
-        assert again.desired == decision.desired
-        assert again.memory == decision.memory
-        assert again.plan.hash == decision.plan.hash
-        self.decision, self.desired, self.memory = decision, decision.desired, decision.memory
-        self.events += decision.events
+        for _ in range(MOST_STEPS):
+            advanced = advance(self.world(), self.migrations, now, wall)
+            decision = advanced.decision
+            self.decision, self.desired, self.memory = decision, decision.desired, decision.memory
+            self.events += decision.events
+            self.migrations |= advanced.changed
+            if not advanced.changed:
+                break
+        again = advance(self.world(), self.migrations, now, wall)
+        assert again.changed == {}
+        assert again.decision.desired == decision.desired
+        assert again.decision.memory == decision.memory
+        assert again.decision.plan.hash == decision.plan.hash
         violations = check(
             Snapshot(
                 self.fleet, self.intents, self.desired, self.memory, decision.waits, now, wall,
@@ -370,7 +398,26 @@ class Region:
             quotas=self.quotas,
             delegated=self.delegated,
             peers=self.peers,
+            replacing=self.replacing,
         )
+
+    def migrate(self, to: str, name: str = "ocr", **rule: Any) -> str:
+        """An operator moves the workload's first replica; the migration's id."""
+        migration = f"m-{len(self.migrations)}"
+        node, one = next(
+            (node, each)
+            for node, content in sorted(self.desired.items())
+            for each in content.assignments
+            if each.workload.name == name and not each.draining
+        )
+        source = Place(one.id, node, one.device, one.model, one.precision)
+        rules = MigrationRule(**rule)
+        asked = Migration(
+            migration, one.workload, Cause.OPERATOR, "ops", source, Aim.parse(to) if to else Aim(), rules,
+            Planned(Elapsed(0), Elapsed(0)),
+        )  # fmt: skip
+        self.migrations[migration] = planned(asked, Elapsed(self.now), Wall(START + self.now))[0]
+        return migration
 
     def restart(self) -> None:
         """The coordinator starts anew: it knows what the store holds and has heard nobody."""

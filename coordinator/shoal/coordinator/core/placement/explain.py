@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 from shoal.coordinator.core.placement.feasible import Fault, Order
-from shoal.coordinator.core.placement.model import Candidate, PlacementChange
+from shoal.coordinator.core.placement.model import Candidate, Move, PlacementChange
 from shoal.coordinator.core.placement.rank import pareto, score, tie, values
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, distance, merged, relaxation, typed
 from shoal.coordinator.core.placement.solve import Level, Solver
@@ -187,6 +187,21 @@ def refusal(solver: Solver, level: Level, remedy: str) -> Refusal:
     closest = min(excluded, key=lambda found: (distance(tuple(fault.give for fault in found)), str(found[0].refusal)))
     first = closest[0].refusal
     return Refusal(first.code, f"{first.found}; of all candidates: {census}", first.asked, remedy)
+
+
+def unmoved(solver: Solver, move: Move) -> Refusal:
+    """Why a move finds no place where it aims: the first constraint of the place that comes nearest."""
+    level = solver.solve(solver.intent.require, solver.intent.limits)
+    aimed = [
+        _in_order(found)
+        for option, found in zip(solver.options, level.faults, strict=True)
+        if found and move.aim.allows(*option.names)
+    ]
+    if not aimed:
+        where = "/".join(filter(None, (move.aim.node, move.aim.device))) or "another device"
+        return Refusal(Code.NO_CANDIDATE, f"nothing to place it on at {where}", "a device that can run it")
+    closest = min(aimed, key=lambda found: (distance(tuple(fault.give for fault in found)), str(found[0].refusal)))
+    return _with_remedy(closest[0], level)
 
 
 def _in_order(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:

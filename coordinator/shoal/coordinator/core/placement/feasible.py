@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.coordinator.core.fleet.judge import held
 from shoal.coordinator.core.fleet.state import Liveness, NodeState
-from shoal.coordinator.core.placement.model import Inputs, Slot, Trial, Triple
+from shoal.coordinator.core.placement.model import Inputs, Move, Slot, Trial, Triple
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical, rounded_up
 from shoal.coordinator.core.placement.signatures import expired, unsigned
 from shoal.coordinator.core.prediction.demand import CONV, Demand, demand_of
@@ -134,6 +134,11 @@ class Scope:
         return {key: tuple(pairs) for key, pairs in found.items()}
 
     @cached_property
+    def moving(self) -> tuple[Move, ...]:
+        """Moves that have a place."""
+        return tuple(move for move in self.inputs.moves if move.target)
+
+    @cached_property
     def held(self) -> frozenset[str]:
         return held(self.inputs.fleet, self.inputs.now)
 
@@ -220,6 +225,7 @@ class Scope:
             for found in (
                 self.node_fault(option),
                 *self.document_faults(option, require),
+                self._blocked(option, intent),
                 *self._device_faults(option, require),
                 *self._figure_faults(option, intent, require, limits),
             )
@@ -251,6 +257,14 @@ class Scope:
             refusal = Refusal(Code.NODE_NOT_READY, f"the front of {name} does not answer yet", "a front that serves")
             return Fault(Order.NODE, refusal, physical(f"look at the agent's log on {name}"))
         return None
+
+    def _blocked(self, option: Option, intent: Intent) -> Fault | None:
+        """A move to this very place failed."""
+        slot, digest = option.slot, option.model.digest
+        refusal = self.inputs.blocked.get((intent.key, Trial(digest, slot.node, slot.device)))
+        if refusal is None:
+            return None
+        return Fault(Order.FAILED_HERE, refusal, physical(f"shoal model clear {option.model.source}"))
 
     def document_faults(self, option: Option, require: Requirements) -> Iterator[Fault]:
         """`HARD` constraints: where, residency, the publisher's signature, precision."""

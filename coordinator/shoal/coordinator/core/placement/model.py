@@ -3,16 +3,19 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.assignment import Assignment, Measured
-from shoal.types.codes import Refusal
+from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import PublisherKey, SignedModel
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, PartitionRule, Quota, Relaxation, Requirements, Standby, WorkloadKey
+
+DRAIN_S: Final = Seconds(30.0)
+"""What a replica that drains has to finish in; the node's own deadline is the same."""
 
 
 class Triple(NamedTuple):
@@ -96,6 +99,48 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Aim:
+    """Where a replica that moves may go. Empty: anywhere but where it is."""
+
+    node: str = ""
+    device: str = ""
+    model: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Aim":
+        """`NODE` or `NODE/DEVICE`. Raises ShoalError(FIELD_INVALID)."""
+        node, _, device = text.partition("/")
+        if not node or "/" in device or (not device and "/" in text):
+            raise refuse(Code.FIELD_INVALID, f"target {text!r:.80}", "NODE or NODE/DEVICE", "see `shoal get devices`")
+        return cls(node, device)
+
+    def allows(self, node: str, device: str, model: str) -> bool:
+        return self.node in ("", node) and self.device in ("", device) and self.model in ("", model)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a live migration wants of the region now. source, target: assignments; target is empty until it has a place
+    (then `aim` counts). share: of the source's requests that the target takes. leaves: which of the two is to go now,
+    empty: none; drain_s: what it has to finish in. why: said of the one that does not count as a replica any more."""
+
+    migration: str
+    workload: WorkloadKey
+    source: str
+    why: Refusal
+    target: str = ""
+    aim: Aim = Aim()
+    share: float = 0.0
+    leaves: str = ""
+    drain_s: Seconds = DRAIN_S
+
+    @property
+    def uncounted(self) -> str:
+        """The assignment that does not count as a replica: the source, but for a move that is rolled back."""
+        return self.target if self.target and self.leaves == self.target else self.source
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """All that placement looks at: the same inputs give the same plan, in whatever order the mappings were filled.
 
@@ -105,7 +150,7 @@ class Inputs:
     and why (`workloads.trouble`). measured: warm-up figures remembered from earlier replicas. costs: USD/h of a whole
     device; absent = unknown. rtt_s: from a traffic origin to this region; absent = 0. seed breaks ties. elsewhere:
     workloads that another region runs under an agreement: no replica of theirs is wanted here. reserved: counts as
-    taken.
+    taken. moves: of its two replicas one counts. blocked: places that may not take over a workload's model, and why.
     """
 
     region: RegionFacts
@@ -127,6 +172,8 @@ class Inputs:
     signatures: Signatures = field(default_factory=Signatures)
     elsewhere: frozenset[WorkloadKey] = frozenset()
     reserved: tuple[Reservation, ...] = ()
+    moves: tuple[Move, ...] = ()
+    blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
 
 
 def terms_of(intent: Intent) -> str:
@@ -205,7 +252,8 @@ class Target:
     """A replica that shall exist. keeps: the current assignment that is this replica; empty: a new one.
 
     signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
-    that its declared traffic takes. standby: it takes requests when no other replica does.
+    that its declared traffic takes. standby: it takes requests when no other replica does. moves: the migration that
+    waited for this place; empty for any other.
     """
 
     workload: WorkloadKey
@@ -225,6 +273,7 @@ class Target:
     signed: SignedModel | None = None
     busy: float = 0.0
     standby: bool = False
+    moves: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +284,8 @@ class WorkloadPlan:
     smallest change that places it; proposal: the same as values, None where no change of the document helps. evicted:
     ids of replicas that run beyond their tenant's quota and drain, although the plan lacks replicas. elsewhere: another
     region runs it (DELEGATED): nothing is wanted here but a standby. wanted, placed: without standbys; targets: with.
-    no_standby: why none stands by, though its policy asks for one and all other replicas are placed.
+    no_standby: why none stands by, though its policy asks for one and all other replicas are placed. unmoved: by
+    migration, why it has no place yet.
     """
 
     workload: WorkloadKey
@@ -252,6 +302,7 @@ class WorkloadPlan:
     evicted: tuple[str, ...] = ()
     elsewhere: bool = False
     no_standby: Refusal | None = None
+    unmoved: Mapping[str, Refusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from shoal.coordinator.core.placement import explain as why
 from shoal.coordinator.core.placement.books import Books, busy_share, opened, quota_caps, wants_standby
@@ -12,6 +13,7 @@ from shoal.coordinator.core.placement.signatures import sealed
 from shoal.coordinator.core.placement.solve import Level, Pick, Solver, memory_needed
 from shoal.coordinator.core.placement.standing import current_of
 from shoal.types.agreement import GUESTS
+from shoal.types.codes import Refusal
 from shoal.types.workload import WorkloadKey
 
 
@@ -44,12 +46,28 @@ def place(
         own = [each for each in inputs.reserved if each.bid == intent.key.name] if is_guest else []
         free, free_at_first = books.reserving(own, -1), opening.reserving(own, -1)
         solver = Solver(scope, intent, stands, caps[intent.key], free, free_at_first)
-        plan, after = _workload(solver, explain=explain if isinstance(explain, bool) else intent.key in explain)
+        asked = explain if isinstance(explain, bool) else intent.key in explain
+        plan, after = _moved(solver, *_workload(solver, explain=asked), explain=asked)
         plans.append(plan)
         if not away:
             books = after if plan.targets else after.reserving(own)
             opening = free_at_first.without(scope, intent, stands)
     return Plan(tuple(plans), _hash(inputs, plans))
+
+
+def _moved(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: bool) -> tuple[WorkloadPlan, Books]:
+    """With as many of the moves that wait for a place as find one, and what the others lack."""
+    scope, intent = unmoved.scope, unmoved.intent
+    waiting = [move for move in scope.inputs.moves if move.workload == intent.key and not move.target]
+    held = dict[str, Refusal]()
+    for count in range(len(waiting), 0, -1):
+        moving = waiting[:count]
+        solver = unmoved.moved(current_of(scope, intent, moving), moving)
+        found, books = _workload(solver, explain=explain)
+        if found.placed >= plan.placed and sum(bool(target.moves) for target in found.targets) == count:
+            return replace(found, unmoved=held), books
+        held[moving[-1].migration] = why.unmoved(solver, moving[-1])
+    return (replace(plan, unmoved=held) if held else plan), after
 
 
 def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
@@ -147,6 +165,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         signed=sealed(inputs.signatures, option.model.digest, intent.require, inputs.wall),
         busy=busy_share(solver.scope, intent, option, replicas),
         standby=standby,
+        moves=pick.moves.migration if pick.moves is not None else "",
     )
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from shoal.coordinator.core.fleet.commitments import NOTHING, admissible_bytes
 from shoal.coordinator.core.placement.books import Books, Held, busy_share, wants_standby
 from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order, Scope, memory_fault, utilisation_fault
-from shoal.coordinator.core.placement.model import terms_of
+from shoal.coordinator.core.placement.model import Move, terms_of
 from shoal.coordinator.core.placement.rank import gain, score, tie, values
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical
 from shoal.coordinator.core.placement.standing import Current, Fallen, Standing
@@ -19,18 +19,17 @@ from shoal.types.workload import Intent, Limits, Requirements, Spread
 
 UTILISATION_MOST = 0.7
 """Declared traffic may fill this share of a device: at 0.7 an M/D/1 queue adds about one service time."""
-GAIN_LEAST = 0.10
-"""When documents changed, a running replica yields only to one whose objective is better by this share."""
 BROKEN_MOST = 3
 """Replicas of one workload that may lie broken before it is tried nowhere else: one bad model does not tour a fleet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A chosen replica. keeps: the current one that it is; None: a new one."""
+    """A chosen replica. keeps: the current one that it is; None: a new one. moves: what waited for this place."""
 
     option: Option
     keeps: Standing | None
+    moves: Move | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,12 @@ class Solver:
 
     def __init__(
         self, scope: Scope, intent: Intent, current: Current, cap: int, books: Books, opening: Books, *,
-        elsewhere: bool = False,
+        elsewhere: bool = False, moving: Sequence[Move] = (),
     ) -> None:  # fmt: skip
         """cap: current replicas that the quota lets stay. books: with all that was decided before.
-        opening: without, and as if nothing of that stood already. elsewhere: nothing is wanted here but a standby."""
+        opening: without, and as if nothing of that stood already. elsewhere: nothing is wanted here but a standby.
+        moving: what shall find a place, each where it aims; their sources do not count among the current."""
+        self.moving = moving
         self.scope = scope
         self.intent = intent
         self.elsewhere = elsewhere
@@ -78,6 +79,13 @@ class Solver:
     @property
     def counted(self) -> tuple[Standing, ...]:
         return (*self.standing, *self.reserve)
+
+    def moved(self, current: Current, moving: Sequence[Move]) -> "Solver":
+        """The same workload, `current` as it would be with these of its moves under way."""
+        books, opening = (each.undecided(self.scope, self.intent, current, 1) for each in (self.books, self.opening))
+        return Solver(
+            self.scope, self.intent, current, self.cap, books, opening, elsewhere=self.elsewhere, moving=moving
+        )
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
@@ -119,7 +127,7 @@ class Solver:
 
     def solve(self, require: Requirements, limits: Limits) -> Level:
         """Pick replicas one by one, best first. A current one that is confirmed stays; one whose documents changed
-        yields to a gain of `GAIN_LEAST`; one that stands by takes over before a new one comes."""
+        yields to what its policy calls a gain; one that stands by takes over before a new one comes."""
         scope, intent, options = self.scope, self.intent, self.options
         wanted = self._wanted(require)
         faults = [scope.faults(option, intent, require, limits) for option in options]
@@ -140,20 +148,21 @@ class Solver:
             if self._capped(picks) and any(spread_allows(each.option, picks, require) for each in left):
                 break  # the quota gives up one that stands: then nothing new may come in its place
             keeps = self._first(staying, picks, require)
-            best = None
+            best, move = None, None
             if keeps is None:
-                best = self._best(order, picks, require, books)
+                move = self._next_move(picks)
+                best = self._best(order, picks, require, books, move)
                 keeps = self._first(yielding, picks, require)
-                if keeps is None:
+                if keeps is None and move is None:
                     keeps = self._first(relief, picks, require)
-                elif best is not None and self._betters(best, keeps, require):
+                elif keeps is not None and best is not None and self._betters(best, keeps, require):
                     keeps = None
             if keeps is not None:
                 next(each for each in (staying, yielding, relief) if keeps in each).remove(keeps)
                 picks.append(Pick(keeps.option, keeps))
                 books = self._with(picks[-1], books, require)
             elif best is not None:
-                picks.append(Pick(best, None))
+                picks.append(Pick(best, None, move))
                 books = self._with(picks[-1], books, require)
             else:
                 break
@@ -250,7 +259,7 @@ class Solver:
     def _betters(self, best: Option, standing: Standing, require: Requirements) -> bool:
         new = values(self.scope, best, self.intent, require.replicas)
         old = values(self.scope, standing.option, self.intent, require.replicas)
-        return gain(new, old, self.intent.weights) >= GAIN_LEAST
+        return gain(new, old, self.intent.weights) >= self.intent.migration.gain
 
     def _first(self, current: Sequence[Standing], picks: list[Pick], require: Requirements) -> Standing | None:
         if self._capped(picks):
@@ -275,13 +284,22 @@ class Solver:
             for index, value in zip(fits, scores, strict=True)
         }
 
-    def _best(self, order: Sequence[int], picks: list[Pick], require: Requirements, books: Books) -> Option | None:
+    def _next_move(self, picks: Sequence[Pick]) -> Move | None:
+        found = sum(pick.moves is not None for pick in picks)
+        return self.moving[found] if found < len(self.moving) else None
+
+    def _best(
+        self, order: Sequence[int], picks: list[Pick], require: Requirements, books: Books, move: Move | None
+    ) -> Option | None:
         if self.gave_up:
             return None
+        left = {(each.node, each.assignment.device, each.assignment.model) for each in self.fallen if move is not None}
         kept = {pick.keeps.assignment.id for pick in picks if pick.keeps is not None}
         waiting = {each.option.names for each in self.counted if each.assignment.id not in kept}
         for index in order:
             option = self.options[index]
+            if move is not None and (option.names in left or not move.aim.allows(*option.names)):
+                continue
             if option.names not in waiting and not self._crowded(option, picks, require, books):
                 return option
         return None

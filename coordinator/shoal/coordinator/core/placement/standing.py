@@ -1,10 +1,11 @@
 """A workload's current replicas: which of them still count, and why the others do not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement.feasible import Option, Scope
-from shoal.coordinator.core.placement.model import Slot, Triple
+from shoal.coordinator.core.placement.model import Move, Slot, Triple
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.workload import Intent
@@ -47,11 +48,12 @@ class Current:
         return (*self.standing, *self.reserve)
 
 
-def current_of(scope: Scope, intent: Intent) -> Current:
-    """A workload's replicas as they are now."""
+def current_of(scope: Scope, intent: Intent, moving: Sequence[Move] = ()) -> Current:
+    """A workload's replicas as they are now. moving: those that look for a place; the others have one already."""
     standing, fallen, reserve = list[Standing](), list[Fallen](), list[Standing]()
+    uncounted = {move.uncounted: move.why for move in (*scope.moving, *moving)}
     for node, assignment in scope.current.get(intent.key, ()):
-        found = _judge(scope, intent, node, assignment)
+        found = uncounted.get(assignment.id) or _judge(scope, intent, node, assignment)
         if isinstance(found, Standing):
             (reserve if assignment.standby else standing).append(found)
         else:

@@ -18,7 +18,8 @@ from shoal.coordinator.core.workloads.model import (
     World,
 )
 from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS, reconcile
-from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, tables
+from shoal.coordinator.core.workloads.replacing import Moving
+from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, shares_of, tables
 from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
 from shoal.types.agreement import GUESTS
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -41,13 +42,17 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     plan = place(inputs, explain=False)
     settled = _Settled(memory, Elapsed(now - SETTLE_BEATS * world.fleet.timing.heartbeat_s))
     elsewhere = frozenset(key for key in inputs.elsewhere if settled.away(key))
-    outcome = reconcile(plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere)
+    outcome = reconcile(
+        plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere,
+        Moving(world.moves, {intent.key: intent.migration.max_concurrent for intent in world.intents}, world.replacing),
+    )  # fmt: skip
     delegated = {
         key: each
         for key, each in world.delegated.items()
         if _serves(key, each) and (each.wanted or not settled.back(key))
     }
-    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated)
+    shares = shares_of(world.moves)
+    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares)
     lacking = {str(each.workload) for each in plan.workloads if (each.refusal or each.no_standby) is not None}
     short = _since(memory.short, lacking, now)
     dark = {str(each.workload) for each in plan.workloads if not tables_now[str(each.workload)].endpoints}
@@ -65,7 +70,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     contents = {
         node: Content(
             assignments=assignments,
-            routes=routes(node, plan, tables_now, assignments, world.fleet.nodes.get(node)),
+            routes=routes(node, plan, tables_now, assignments, world.fleet.nodes.get(node), shares),
             pins=tuple(sorted({assignment.model for assignment in assignments})),
             heartbeat_s=heartbeat_s,
             peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),
@@ -74,7 +79,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     }
     waits = tuple(_dated(wait, short, now, wall) for wait in outcome.waits)
     events = outcome.events + _poisonings(world.memory, memory)
-    return Decision(plan, contents, after, waits, events)
+    return Decision(plan, contents, after, waits, events, outcome.replaced)
 
 
 def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
@@ -100,6 +105,8 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         signatures=world.signatures,
         elsewhere=frozenset(key for key, each in world.delegated.items() if each.wanted and _serves(key, each)),
         reserved=world.reserved,
+        moves=world.moves,
+        blocked=world.blocked,
     )
 
 

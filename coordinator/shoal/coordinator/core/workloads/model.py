@@ -7,6 +7,7 @@ from enum import StrEnum
 from shoal.coordinator.core.fleet.state import DEFAULTS, Fleet
 from shoal.coordinator.core.placement.model import (
     DocumentRef,
+    Move,
     Plan,
     RegionFacts,
     Reservation,
@@ -17,7 +18,7 @@ from shoal.coordinator.core.placement.model import (
 )
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Measured, PeerTrust
-from shoal.types.codes import Code
+from shoal.types.codes import Code, Refusal
 from shoal.types.profile import ModelProfile
 from shoal.types.route import Endpoint, Route
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
@@ -143,11 +144,24 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """A new replica that takes over from one that serves. migration: what waited for it; empty: the plan wants it."""
+
+    migration: str
+    workload: WorkloadKey
+    source_node: str
+    source: Assignment
+    target_node: str
+    target: Assignment
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Everything the region's controller knows when it takes one step.
 
     delegated: own workloads that run elsewhere. Those that other regions have run here are among `intents`, of tenant
-    `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet.
+    `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet. moves,
+    blocked: as Inputs has them. replacing: a replica that serves is replaced by a move alone.
     """
 
     region: RegionFacts
@@ -165,14 +179,19 @@ class World:
     delegated: Mapping[WorkloadKey, Delegated] = field(default_factory=dict)
     reserved: tuple[Reservation, ...] = ()
     peers: tuple[PeerTrust, ...] = ()
+    moves: tuple[Move, ...] = ()
+    blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
+    replacing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One step's outcome. desired: every node's content, changed or not. The caller persists, then sends."""
+    """One step's outcome. desired: every node's content, changed or not. replaced: moves that begin or have a place.
+    The caller persists, then sends."""
 
     plan: Plan
     desired: Mapping[str, Content]
     memory: Memory
     waits: tuple[Wait, ...]
     events: tuple[Happened, ...]
+    replaced: tuple[Replaced, ...] = ()

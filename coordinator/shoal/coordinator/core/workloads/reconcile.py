@@ -5,17 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.coordinator.core.placement.model import Plan, Target, WorkloadPlan
+from shoal.coordinator.core.placement.model import DRAIN_S, Move, Plan, Target, WorkloadPlan
 from shoal.coordinator.core.prediction.demand import work_of
-from shoal.coordinator.core.workloads.model import Happened, Mark, Memory, Stage, Wait
+from shoal.coordinator.core.workloads.model import Happened, Mark, Memory, Replaced, Stage, Wait
+from shoal.coordinator.core.workloads.replacing import Moving, starts
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
-DRAIN_S = Seconds(30.0)
-"""A draining replica leaves the desired set after this, idle or not; the node's own deadline is the same."""
 SETTLE_BEATS = 2
 """Heartbeats that a new replica is in the routes, and a draining one out of them, before the old one goes: the time
 that routes take to reach every front."""
@@ -23,15 +22,20 @@ that routes take to reach every front."""
 Desired = Mapping[str, tuple[Assignment, ...]]
 
 
+NOTHING_MOVES = Moving()
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """desired: assignments of every node named in the input, and of those that got one. marks: of these alone."""
+    """desired: assignments of every node named in the input, and of those that got one. marks: of these alone.
+    replaced: of the new ones, those that take over from one that serves."""
 
     desired: Desired
     issued: int
     marks: Mapping[str, Mark]
     waits: tuple[Wait, ...]
     events: tuple[Happened, ...]
+    replaced: tuple[Replaced, ...] = ()
 
 
 def reconcile(
@@ -44,6 +48,7 @@ def reconcile(
     now: Elapsed,
     wall: Wall,
     elsewhere: frozenset[WorkloadKey] = frozenset(),
+    moving: Moving = NOTHING_MOVES,
 ) -> Outcome:
     """One step towards `plan`. elsewhere: workloads that another region serves, as every front knows by now.
 
@@ -51,21 +56,24 @@ def reconcile(
     in the routes for a moment, or another region's are; then it drains, and goes when nothing is in flight or
     `DRAIN_S` passed. Without a full plan nothing that runs is touched. A workload that is not in the plan was deleted:
     its replicas drain at once. One that stands by takes over at once when the plan says so; one that is to stand by
-    serves on until the others do, and an old standby stays until the new one is ready.
+    serves on until the others do, and an old standby stays until the new one is ready. Of two replicas between which a
+    move is under way each goes when that says so.
     """
     plans = {each.workload: each for each in plan.workloads}
-    step = _Step(plans, fleet, profiles, broken, memory, now, wall, elsewhere)
+    step = _Step(plans, fleet, profiles, broken, memory, now, wall, elsewhere, moving.moves)
+    replaced = list[Replaced]()
     after = {node: step.node(node, assignments) for node, assignments in desired.items()}
     for each in plan.workloads:
-        for target in each.targets:
-            if not target.keeps:
-                node, assignment = step.create(target)
-                after[node] = (*after.get(node, ()), assignment)
+        for target, source in starts(each, desired, fleet, moving):
+            node, assignment = step.create(target)
+            after[node] = (*after.get(node, ()), assignment)
+            if source is not None:
+                replaced.append(Replaced(target.moves, each.workload, *source, node, assignment))
     for each in plan.workloads:
         step.pending(each)
     kept = {assignment.id for assignments in after.values() for assignment in assignments}
     marks = {name: mark for name, mark in step.marks.items() if name in kept}
-    return Outcome(after, step.issued, marks, tuple(step.waits), tuple(step.events))
+    return Outcome(after, step.issued, marks, tuple(step.waits), tuple(step.events), tuple(replaced))
 
 
 class _Step:
@@ -74,6 +82,7 @@ class _Step:
     def __init__(
         self, plans: Mapping[WorkloadKey, WorkloadPlan], fleet: Fleet, profiles: Mapping[str, ModelProfile],
         broken: Mapping[str, Refusal], memory: Memory, now: Elapsed, wall: Wall, elsewhere: frozenset[WorkloadKey],
+        moves: tuple[Move, ...],
     ) -> None:  # fmt: skip
         self.plans = plans
         self.fleet = fleet
@@ -82,6 +91,7 @@ class _Step:
         self.now = now
         self.wall = wall
         self.elsewhere = elsewhere
+        self.moves = {name: move for move in moves if move.target for name in (move.source, move.target)}
         self.issued = memory.issued
         self.marks = dict(memory.marks)
         self.settle_s = SETTLE_BEATS * fleet.timing.heartbeat_s
@@ -175,8 +185,9 @@ class _Step:
         self, node: str, assignment: Assignment, state: NodeState | None, observed: Observed | None
     ) -> Assignment | None:
         """The assignment as it shall be from now on; None: it leaves the desired set."""
+        move = self.moves.get(assignment.id)
         target = self.targets.get(assignment.id)
-        if target is not None:
+        if target is not None and (move is None or move.leaves != assignment.id):
             self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
             standby = target.standby and (assignment.standby or self._is_free(assignment.workload))
             if standby is not assignment.standby:
@@ -200,6 +211,11 @@ class _Step:
         given_up = self.broken.get(assignment.id)
         if idle and not silent and given_up is not None and given_up.code is Code.POISONED:
             return None  # it runs nowhere any more, and would only crash again when its node starts anew
+        if move is not None:
+            if move.leaves != assignment.id:
+                return assignment
+            gone = idle or self._never_served(assignment) or (silent and move.leaves == move.target)
+            return None if lost or gone else assignment if silent else replace(assignment, draining=True)
         evicted = self.served[assignment.workload] and assignment.id in plan.evicted
         free = self._is_free(assignment.workload) and (self.relieved[assignment.workload] or not assignment.standby)
         if free or evicted:
@@ -223,13 +239,17 @@ class _Step:
     def _drained(self, assignment: Assignment, state: NodeState | None, observed: Observed | None) -> bool:
         mark = self.marks.get(assignment.id)
         age = self.now - mark.since if mark is not None else DRAIN_S
-        if age >= DRAIN_S:
+        if age >= self._drain_s(assignment):
             return True
         if state is None or state.liveness is not Liveness.READY or not state.reported:
             return False
         if observed is None or observed.phase is Phase.GONE:
             return age >= self.settle_s
         return observed.phase is Phase.DRAINING and observed.in_flight == 0 and age >= self.settle_s
+
+    def _drain_s(self, assignment: Assignment) -> Seconds:
+        move = self.moves.get(assignment.id)
+        return move.drain_s if move is not None else DRAIN_S
 
     def _follow(self, node: str, assignment: Assignment, state: NodeState | None, observed: Observed | None) -> None:
         """Note when a replica was first seen READY. One that is unknown here was decided by an earlier coordinator."""
@@ -258,7 +278,7 @@ class _Step:
         """(code, reason, retry_at, gives_up_at); code None where nothing is waited for."""
         soon = Wall(self.wall + self.fleet.timing.heartbeat_s)
         if assignment.draining:
-            ends = Wall(self.wall + max(0.0, DRAIN_S - (self.now - mark.since)))
+            ends = Wall(self.wall + max(0.0, self._drain_s(assignment) - (self.now - mark.since)))
             flying = observed.in_flight if observed is not None else 0
             return Code.WAITING_FOR_DRAIN, f"{flying} requests in flight on {node}", None, ends
         if state is None or state.liveness is not Liveness.READY or not state.reported:

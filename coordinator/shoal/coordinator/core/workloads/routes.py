@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.coordinator.core.placement.model import Plan
+from shoal.coordinator.core.placement.model import Move, Plan
 from shoal.coordinator.core.workloads.model import Delegated, Table
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Phase
@@ -20,6 +20,7 @@ def tables(
     fleet: Fleet,
     before: Mapping[str, Table],
     delegated: Mapping[WorkloadKey, Delegated],
+    shares: Mapping[str, float],
 ) -> Mapping[str, Table]:
     """One table for each workload of the plan, by `str(key)`: replicas observed READY, not draining, on ready nodes.
 
@@ -27,7 +28,8 @@ def tables(
     routed: a coordinator's restart changes no route. So is one whose carrier the coordinator has lost, however long:
     those who send requests to it can see whether it answers. The gateways of the region to which a workload is
     `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
-    One that stands by is listed as such.
+    One that stands by is listed as such. shares: by assignment, of those that move: what each takes of one replica's
+    requests; where that is none it is not listed.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     own = _gateways(fleet) if delegated else []
@@ -35,9 +37,10 @@ def tables(
         state = fleet.nodes.get(node)
         for assignment in sorted(desired[node], key=lambda each: each.id):
             known = before.get(str(assignment.workload))
-            if state is not None and _serves(state, assignment, known):
+            share = shares.get(assignment.id, 1.0)
+            if share > 0 and state is not None and _serves(state, assignment, known):
                 endpoint = Endpoint(
-                    assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, 1.0, _state_of(assignment)
+                    assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, share, _state_of(assignment)
                 )
                 endpoints.setdefault(assignment.workload, []).append(endpoint)
     after = dict[str, Table]()
@@ -57,14 +60,15 @@ def tables(
 
 
 def routes(
-    node: str, plan: Plan, tables: Mapping[str, Table], held: Sequence[Assignment], state: NodeState | None
-) -> tuple[Route, ...]:
+    node: str, plan: Plan, tables: Mapping[str, Table], held: Sequence[Assignment], state: NodeState | None,
+    shares: Mapping[str, float],
+) -> tuple[Route, ...]:  # fmt: skip
     """All routes of the region as `node` takes them: its own replicas are local, by their worker's assignment.
 
     held: what `node` is assigned. While it is not seen, no other is sent to it; but its own replicas stay its own:
     whether they take requests its front knows, and this is what it meets first when its link is back.
     """
-    own = [each for each in held if not is_seen(state) and not each.draining]
+    own = [each for each in held if not is_seen(state) and not each.draining and shares.get(each.id, 1.0) > 0]
     return tuple(
         _as_taken(
             node,
@@ -75,6 +79,15 @@ def routes(
         )
         for each in sorted(plan.workloads, key=lambda each: each.workload)
     )
+
+
+def shares_of(moves: Sequence[Move]) -> Mapping[str, float]:
+    """By assignment: of the requests that one replica gets, what the two of a move take."""
+    shares = dict[str, float]()
+    for move in moves:
+        if move.target:
+            shares[move.source], shares[move.target] = 1.0 - move.share, move.share
+    return shares
 
 
 def gateways(fleet: Fleet) -> tuple[GatewayRef, ...]:

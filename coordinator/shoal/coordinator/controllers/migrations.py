@@ -1,0 +1,111 @@
+"""Every migration as it is stored: written in the transaction of the step that changed it, read again by whoever leads.
+
+What is over is kept for `shoal get migrations`, the newest first; and as long as it forbids a place.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Done,
+    Draining,
+    Migration,
+    Planned,
+    Preparing,
+    RollingBack,
+    Shifting,
+    State,
+)
+from shoal.coordinator.core.migration.moves import WRONG
+from shoal.coordinator.ports import Store
+from shoal.types.units import Elapsed, Seconds
+
+MIGRATIONS: Final = "migrations/"
+KEPT: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMigration:
+    """at: the elapsed time of the coordinator that wrote it."""
+
+    at: Elapsed
+    migration: Migration
+
+    def restored(self, now: Elapsed) -> Migration:
+        """Moved to this process's elapsed time: nobody watched in between."""
+        return replace(self.migration, state=_moved(self.migration.state, now - self.at))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a transaction writes of the migrations."""
+
+    puts: Mapping[str, bytes] = field(default_factory=dict)
+    deletes: tuple[str, ...] = ()
+
+
+class Migrations:
+    """The book of one region."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Migration] = {}
+
+    async def start(self, store: Store, now: Elapsed) -> None:
+        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
+        stored = [records.load(StoredMigration, record.value) for record in await store.scan(MIGRATIONS)]
+        self.all = {each.migration.id: each.restored(now) for each in stored}
+
+    @property
+    def live(self) -> Sequence[Migration]:
+        """Those that are not over, the oldest first."""
+        return sorted((each for each in self.all.values() if not each.is_over), key=_began)
+
+    def written(self, changed: Mapping[str, Migration], now: Elapsed) -> Written:
+        """For the transaction. Only what is committed is adopted."""
+        puts = {MIGRATIONS + name: records.dump(StoredMigration(now, each)) for name, each in changed.items()}
+        after = {**self.all, **changed}
+        spent = sorted((each for each in after.values() if each.is_over and not _forbids(each)), key=_began)
+        return Written(puts, tuple(MIGRATIONS + each.id for each in spent[: max(0, len(after) - KEPT)]))
+
+    def adopt(self, changed: Mapping[str, Migration], written: Written) -> None:
+        gone = {key.removeprefix(MIGRATIONS) for key in written.deletes}
+        self.all = {name: each for name, each in {**self.all, **changed}.items() if name not in gone}
+
+    def next_deadline(self, now: Elapsed) -> Seconds | None:
+        """Until the next of them has something to do by time alone."""
+        times = [due - now for each in self.all.values() for due in _due(each) if due > now]
+        return Seconds(min(times)) if times else None
+
+
+def _began(migration: Migration) -> tuple[float, str]:
+    return migration.story[0].at, migration.id
+
+
+def _forbids(migration: Migration) -> bool:
+    state = migration.state
+    return isinstance(state, Aborted) and state.refusal.code in WRONG and not migration.cleared
+
+
+def _due(migration: Migration) -> tuple[Elapsed, ...]:
+    match migration.state:
+        case Shifting(since=since, until=until):
+            return Elapsed(since + migration.rule.hold_s), until
+        case Planned(until=until) | Preparing(until=until) | Draining(until=until) | RollingBack(until=until):
+            return (until,)
+        case Aborted(at=at):
+            return (Elapsed(at + migration.rule.cooldown_s),)
+        case Done():
+            return ()
+
+
+def _moved(state: State, by: float) -> State:
+    match state:
+        case Planned() | Preparing() | Shifting() | Draining() | RollingBack():
+            return replace(state, since=Elapsed(state.since + by), until=Elapsed(state.until + by))
+        case Aborted():
+            return replace(state, at=Elapsed(state.at + by))
+        case Done():
+            return state

@@ -1,0 +1,195 @@
+"""One step of the region with its migrations: what to do, what becomes of each, and what both replicas are told."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.migration import machine
+from shoal.coordinator.core.migration.model import (
+    Cause,
+    Draining,
+    Limits,
+    Migration,
+    Place,
+    Planned,
+    Preparing,
+    Seen,
+    Shifting,
+    Sight,
+    Told,
+)
+from shoal.coordinator.core.migration.moves import blocked, moves_of
+from shoal.coordinator.core.migration.tolerance import default
+from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
+from shoal.coordinator.core.workloads.decide import decide
+from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Replaced, World
+from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
+from shoal.coordinator.core.workloads.trouble import broken
+from shoal.types.assignment import Assignment
+from shoal.types.codes import Code, Refusal
+from shoal.types.migration import Against, Verification, Verifier
+from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.workload import Intent
+
+Migrations = Mapping[str, Migration]
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """changed: migrations that are new or have another state now, by id. The caller persists them in one transaction
+    with the decision, and steps again at once: what they ask of the region now, the next step reads."""
+
+    decision: Decision
+    changed: Migrations
+
+
+def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
+    """The world as its migrations want it."""
+    desired = {node: content.assignments for node, content in world.desired.items()}
+    every = migrations.values()
+    return replace(world, moves=moves_of(every), blocked=blocked(every, world.fleet, desired, now))
+
+
+def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall) -> Advanced:
+    """`decide`, for the region as its migrations want it; then each migration, by what is seen and was decided.
+
+    Pure, and level-triggered: called again with what it answered and the same fleet, it changes nothing.
+    """
+    decision = decide(moving(world, migrations, now), now, wall)
+    limits = Limits(settle_s=Seconds(SETTLE_BEATS * world.fleet.timing.heartbeat_s))
+    intents = {intent.key: intent for intent in world.intents}
+    changed, told = dict[str, Migration](), list[Happened]()
+
+    def note(migration: Migration, events: Sequence[Told]) -> None:
+        changed[migration.id] = migration
+        told.extend(_happened(migration, event) for event in events)
+
+    for replaced in decision.replaced:
+        known = migrations.get(replaced.migration)
+        if known is None:
+            known, events = machine.planned(_asked(replaced, intents[replaced.workload]), now, wall, limits)
+            note(known, events)
+        note(*machine.placed(known, _place(world.fleet, replaced.target_node, replaced.target), now, wall, limits))
+    scene = _Scene(world.fleet, decision, broken(decision.memory, world.fleet, _assignments(decision), now))
+    for name in sorted(migrations):
+        if name not in changed and not migrations[name].is_over:
+            after, events = machine.step(migrations[name], scene.seen(migrations[name]), now, wall, limits)
+            if after != migrations[name]:
+                note(after, events)
+    told_of = _told(decision.desired, {**migrations, **changed}, world.fleet, limits)
+    equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
+    return Advanced(equipped, changed)
+
+
+class _Scene:
+    """What the machine is shown of one step."""
+
+    def __init__(self, fleet: Fleet, decision: Decision, broken: Mapping[str, Refusal]) -> None:
+        self._fleet = fleet
+        self._broken = broken
+        self._plans = {plan.workload: plan for plan in decision.plan.workloads}
+        self._assigned = {
+            (node, one.id): one for node, content in decision.desired.items() for one in content.assignments
+        }
+
+    def seen(self, migration: Migration) -> Seen:
+        plan = self._plans.get(migration.workload)
+        target = migration.target
+        return Seen(
+            self._sight(migration.source, leaving=isinstance(migration.state, Draining)),
+            self._sight(target, leaving=True) if target is not None else Sight(),
+            self._broken.get(target.assignment) if target is not None else None,
+            _unwanted(plan, migration),
+            plan.unmoved.get(migration.id) if plan is not None else None,
+        )
+
+    def _sight(self, place: Place, *, leaving: bool) -> Sight:
+        """leaving: it counts until it is gone; else until it begins to go."""
+        state = self._fleet.nodes.get(place.node)
+        assignment = self._assigned.get((place.node, place.assignment))
+        if state is None:
+            return Sight(lost=True)
+        return Sight(
+            assigned=assignment is not None and (leaving or not assignment.draining),
+            lost=state.liveness is Liveness.LOST or state.revoked or state.device(place.device) is None,
+            seen=state.liveness is Liveness.READY and state.reported,
+            observed=state.observed.get(place.assignment),
+        )
+
+
+def _unwanted(plan: WorkloadPlan | None, migration: Migration) -> Refusal | None:
+    if plan is None:
+        return Refusal(Code.WORKLOAD_UNKNOWN, f"{migration.workload} was deleted")
+    if plan.elsewhere:
+        return Refusal(Code.DELEGATED, f"{migration.workload} runs in another region")
+    target = migration.target
+    if target is None or not isinstance(migration.state, Preparing | Shifting):
+        return None
+    if any(each.keeps == target.assignment for each in plan.targets):
+        return None
+    return Refusal(Code.CONFLICT, f"{target.where} is not where the plan has it now")
+
+
+def _asked(replaced: Replaced, intent: Intent) -> Migration:
+    """A move that the plan wants: its id is that of the replica that it brings."""
+    source = replaced.source
+    place = Place(source.id, replaced.source_node, source.device, source.model, source.precision)
+    to = Aim(replaced.target_node, replaced.target.device, replaced.target.model)
+    name = "m-" + replaced.target.id.removeprefix("a-")
+    state = Planned(Elapsed(0.0), Elapsed(0.0))
+    return Migration(name, replaced.workload, Cause.DOCUMENTS, "", place, to, intent.migration, state)
+
+
+def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
+    state = fleet.nodes.get(node)
+    receipt = state.receipts.get(assignment.device) if state is not None else None
+    measured_at = receipt.measured_at if receipt is not None else Wall(0.0)
+    return Place(assignment.id, node, assignment.device, assignment.model, assignment.precision, measured_at)
+
+
+def _told(
+    desired: Mapping[str, Content], migrations: Migrations, fleet: Fleet, limits: Limits
+) -> Mapping[str, Content]:  # fmt: skip
+    """With what a new replica has to show, as long as it has to, and whom an old one may then answer."""
+    shows, answers = dict[str, Verification](), dict[str, Verifier]()
+    for migration in migrations.values():
+        if isinstance(migration.state, Preparing) and migration.target is not None:
+            shows[migration.target.assignment] = _verification(migration, fleet, limits)
+            answers[migration.source.assignment] = Verifier(migration.id, migration.target.node)
+
+    def told(one: Assignment) -> Assignment:
+        verifiers = (answers[one.id],) if one.id in answers else ()
+        if (one.verification, one.verifiers) == (shows.get(one.id), verifiers):
+            return one
+        return replace(one, verification=shows.get(one.id), verifiers=verifiers)
+
+    return {
+        node: replace(content, assignments=tuple(map(told, content.assignments))) for node, content in desired.items()
+    }
+
+
+def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verification:
+    rule, source, target = migration.rule, migration.source, migration.target
+    precision = target.precision if target is not None else source.precision
+    state = fleet.nodes.get(source.node)
+    asks = rule.against is Against.SOURCE
+    return Verification(
+        migration=migration.id,
+        against=rule.against,
+        inputs=rule.inputs,
+        samples=rule.samples,
+        tolerances=rule.tolerances or default(source.precision, precision),
+        within_s=limits.verify_s,
+        source=source.assignment if asks else "",
+        source_node=source.node if asks else "",
+        source_address=state.node.grpc_address if asks and state is not None else "",
+    )
+
+
+def _assignments(decision: Decision) -> Mapping[str, tuple[Assignment, ...]]:
+    return {node: content.assignments for node, content in decision.desired.items()}
+
+
+def _happened(migration: Migration, told: Told) -> Happened:
+    place = migration.target or migration.source
+    return Happened(told.code, migration.id, told.message, place.node, migration.workload)

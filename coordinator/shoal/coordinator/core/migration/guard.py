@@ -1,0 +1,41 @@
+"""Whether the new replica does as well as the old one while it takes more and more of its requests."""
+
+from typing import Final
+
+from shoal.coordinator.core.migration.model import Figures, Reading, Shifting
+from shoal.types.assignment import Observed
+from shoal.types.migration import MigrationRule
+
+ENOUGH: Final = 20
+"""Requests of a step before its p95 says something."""
+CLEAR: Final = 5
+"""Errors after which nobody waits for the end of a step."""
+UNFELT_S: Final = 0.005
+"""A p95 that is longer by less than this trips no guard, whatever their ratio: at a millisecond that is noise."""
+
+
+def figures_of(observed: Observed | None) -> Figures:
+    served = observed.served if observed is not None else ()
+    return Figures(
+        sum(each.requests for each in served),
+        sum(each.errors for each in served),
+        max((each.latency_p95_s for each in served), default=0.0),
+    )
+
+
+def judged(rule: MigrationRule, step: Shifting, source: Figures, target: Figures, held_s: float) -> Reading:
+    """What came of both in this step. Without any request there is nothing to say against it."""
+    old, new = source.since(step.source), target.since(step.target)
+    slow = (
+        new.requests >= ENOUGH and old.p95_s > 0 and new.p95_s > max(rule.guard_p95 * old.p95_s, old.p95_s + UNFELT_S)
+    )
+    return Reading(rule.steps[step.step], old, new, held_s, passed=not slow and not _failing(rule, new))
+
+
+def tripped(rule: MigrationRule, reading: Reading) -> bool:
+    """So clearly that the step is ended before its time."""
+    return reading.target.errors >= CLEAR and _failing(rule, reading.target)
+
+
+def _failing(rule: MigrationRule, target: Figures) -> bool:
+    return target.errors > rule.guard_errors * target.requests

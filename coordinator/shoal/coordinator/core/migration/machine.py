@@ -1,0 +1,267 @@
+"""One live move, step by step: a function of what is remembered, what is seen, and the time. Guide: migration.md.
+
+Every state that is not an end has a deadline, and a way back (but `draining`, from where it only goes on). Nothing is
+done here: what a state wants of the region is told by `moves.move_of`, and is the same however often it is asked.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from shoal.coordinator.core.migration.guard import figures_of, judged, tripped
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Done,
+    Draining,
+    Entered,
+    Limits,
+    Migration,
+    Place,
+    Planned,
+    Preparing,
+    RollingBack,
+    Seen,
+    Shifting,
+    Stage,
+    State,
+    Told,
+)
+from shoal.types.assignment import Observed, Phase
+from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.migration import Verdict
+from shoal.types.units import Elapsed, Seconds, Wall
+
+LIMITS: Final = Limits()
+Stepped = tuple[Migration, tuple[Told, ...]]
+
+_PREPARING: Final = (Stage.RESERVED, Stage.STAGING, Stage.WARMING, Stage.VERIFYING)
+_STAGE_OF: Final = {
+    Phase.FETCHING: Stage.STAGING,
+    Phase.LOADING: Stage.STAGING,
+    Phase.WARMING: Stage.WARMING,
+    Phase.VERIFYING: Stage.VERIFYING,
+    Phase.READY: Stage.VERIFYING,
+}
+
+
+def planned(migration: Migration, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
+    """As it begins: it waits for a place. The state that it comes with counts for nothing."""
+    return _enter(migration, Planned(now, Elapsed(now + limits.planned_s)), wall, migration.aim.node)
+
+
+def placed(migration: Migration, target: Place, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
+    """It has a place: both replicas are in the books from now on. Raises ShoalError(CONFLICT) where it had one."""
+    if not isinstance(migration.state, Planned):
+        raise refuse(Code.CONFLICT, f"{migration.id} is {migration.stage}", "a migration that waits for a place")
+    until = Elapsed(now + limits.reserved_s + limits.report_s)
+    return _enter(replace(migration, target=target), Preparing(Stage.RESERVED, now, until), wall, target.where)
+
+
+def cancelled(migration: Migration, actor: str, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
+    """An operator wants it undone. Raises ShoalError(CONFLICT) where that is too late."""
+    match migration.state:
+        case Planned() | Preparing() | Shifting():
+            return _back(migration, Refusal(Code.MOVE_CANCELLED, f"by {actor}"), now, wall, limits)
+        case Draining() | RollingBack() | Done() | Aborted():
+            raise refuse(
+                Code.CONFLICT, f"{migration.id} is {migration.stage}", "a migration that can still go back",
+                "move the workload back with `shoal migrate`",
+            )  # fmt: skip
+
+
+def step(migration: Migration, seen: Seen, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
+    """What it comes to by what is seen. Asked again with the same, it changes nothing."""
+    match migration.state:
+        case Planned() as state:
+            return _planned(migration, state, seen, now, wall, limits)
+        case Preparing() as state:
+            return _preparing(migration, state, seen, now, wall, limits)
+        case Shifting() as state:
+            return _shifting(migration, state, seen, now, wall, limits)
+        case Draining(until=until):
+            if not seen.source.assigned:
+                return _enter(migration, Done(), wall)
+            if now >= until:
+                return _enter(migration, Done(), wall, "the old replica's node has not let go of it yet")
+            return migration, ()
+        case RollingBack(refusal=refusal, until=until):
+            if not seen.target.assigned or now >= until:
+                return _enter(migration, Aborted(refusal, now), wall, str(refusal))
+            return migration, ()
+        case Done() | Aborted():
+            return migration, ()
+
+
+def _planned(
+    migration: Migration, state: Planned, seen: Seen, now: Elapsed, wall: Wall, limits: Limits
+) -> Stepped:  # fmt: skip
+    if now >= state.until:
+        found = str(seen.waits) if seen.waits is not None else "no place for it beside the one it runs on"
+        return _back(migration, Refusal(Code.NO_ROOM_FOR_BOTH, found), now, wall, limits)
+    refusal = _source_gone(migration, seen) or seen.unwanted
+    return _back(migration, refusal, now, wall, limits) if refusal is not None else (migration, ())
+
+
+def _preparing(
+    migration: Migration, state: Preparing, seen: Seen, now: Elapsed, wall: Wall, limits: Limits
+) -> Stepped:  # fmt: skip
+    observed = seen.target.observed
+    migration = _with_verdict(migration, observed)
+    if now >= state.until:
+        found = f"{state.stage} for {now - state.since:.0f} s{_last_said(observed)}"
+        return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
+    if (refusal := _wrong(migration.verdict, observed)) is not None:
+        return _back(migration, refusal, now, wall, limits)
+    if (refusal := _source_gone(migration, seen) or _source_silent(migration, seen)) is not None:
+        # The new replica stays, as any other that takes the place of one that is lost.
+        return _enter(migration, Aborted(refusal, now), wall, str(refusal))
+    if (refusal := _target_gone(migration, seen) or seen.unwanted or _failed(migration.verdict)) is not None:
+        return _back(migration, refusal, now, wall, limits)
+    if observed is None or not seen.target.seen:
+        return migration, ()
+    if observed.phase is Phase.READY and migration.verdict is not None:
+        return _shift(migration, 0, seen, now, wall, limits)
+    stage = _STAGE_OF.get(observed.phase, state.stage)
+    if _PREPARING.index(stage) <= _PREPARING.index(state.stage):
+        return migration, ()
+    return _enter(migration, Preparing(stage, now, Elapsed(now + _allowed_s(stage, limits))), wall)
+
+
+def _shifting(
+    migration: Migration, state: Shifting, seen: Seen, now: Elapsed, wall: Wall, limits: Limits
+) -> Stepped:  # fmt: skip
+    observed = seen.target.observed
+    if now >= state.until:
+        found = f"shifting, step {state.step + 1}, for {now - state.since:.0f} s{_last_said(observed)}"
+        return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
+    if (
+        refusal := _target_gone(migration, seen) or seen.unwanted or _failed(_verdict(migration, observed))
+    ) is not None:
+        return _back(migration, refusal, now, wall, limits)
+    if _source_gone(migration, seen) is not None:
+        return _drain(migration, now, wall, limits, "the old replica is lost: the new one has passed and takes all")
+    if observed is None or observed.phase is not Phase.READY or not seen.target.seen:
+        return migration, ()
+    held_s = now - state.since
+    reading = judged(migration.rule, state, figures_of(seen.source.observed), figures_of(observed), held_s)
+    due = held_s >= max(migration.rule.hold_s, limits.settle_s)
+    if tripped(migration.rule, reading) or (due and not reading.passed):
+        read = replace(migration, readings=(*migration.readings, replace(reading, passed=False)))
+        found = (
+            f"{reading.target.errors} of {reading.target.requests} requests failed, p95 {reading.target.p95_s:.3g} s"
+        )
+        asked = (
+            f"at most {migration.rule.guard_errors:.3%}, {migration.rule.guard_p95:g} x {reading.source.p95_s:.3g} s"
+        )
+        return _back(read, Refusal(Code.GUARD_TRIPPED, found, asked), now, wall, limits)
+    if not due:
+        return migration, ()
+    read = replace(migration, readings=(*migration.readings, reading))
+    if state.step + 1 < len(migration.rule.steps):
+        return _shift(read, state.step + 1, seen, now, wall, limits)
+    return _drain(read, now, wall, limits)
+
+
+# -- ways ------------------------------------------------------------------------------------------------------------
+
+
+def _enter(migration: Migration, state: State, wall: Wall, note: str = "") -> Stepped:
+    after = replace(migration, state=state)
+    after = replace(after, story=(*migration.story, Entered(after.stage, wall, note)))
+    word = after.stage.replace("_", " ")
+    return after, (Told(f"MIGRATION_{after.stage.upper()}", f"{word} {note}".strip()),)
+
+
+def _back(migration: Migration, refusal: Refusal, now: Elapsed, wall: Wall, limits: Limits) -> Stepped:
+    if migration.target is None:
+        return _enter(migration, Aborted(refusal, now), wall, str(refusal))
+    until = Elapsed(now + migration.rule.drain_s + limits.rollback_s)
+    return _enter(migration, RollingBack(refusal, now, until), wall, str(refusal))
+
+
+def _shift(migration: Migration, index: int, seen: Seen, now: Elapsed, wall: Wall, limits: Limits) -> Stepped:
+    hold_s = max(migration.rule.hold_s, limits.settle_s)
+    until = Elapsed(now + hold_s + 2 * limits.report_s)
+    source, target = figures_of(seen.source.observed), figures_of(seen.target.observed)
+    share = migration.rule.steps[index]
+    return _enter(migration, Shifting(index, source, target, now, until), wall, f"{share:.0%}")
+
+
+def _drain(migration: Migration, now: Elapsed, wall: Wall, limits: Limits, note: str = "") -> Stepped:
+    until = Elapsed(now + migration.rule.drain_s + limits.rollback_s)
+    return _enter(migration, Draining(now, until), wall, note)
+
+
+# -- what is seen ------------------------------------------------------------------------------------------------------
+
+
+def _source_gone(migration: Migration, seen: Seen) -> Refusal | None:
+    if seen.source.assigned and not seen.source.lost:
+        return None
+    return Refusal(Code.NODE_LOST, f"the replica on {migration.source.where} is gone", "one to move")
+
+
+def _source_silent(migration: Migration, seen: Seen) -> Refusal | None:
+    """It could not be asked what it answers, since its node fell silent."""
+    observed = seen.target.observed
+    if seen.source.seen or observed is None or observed.code is not Code.VERIFY_IMPOSSIBLE:
+        return None
+    return Refusal(Code.NODE_SUSPECT, f"{migration.source.node} is silent", "one to compare with")
+
+
+def _target_gone(migration: Migration, seen: Seen) -> Refusal | None:
+    where = migration.target.where if migration.target is not None else ""
+    if seen.broken is not None:
+        return seen.broken
+    if not seen.target.assigned or seen.target.lost:
+        return Refusal(Code.NODE_LOST, f"the new replica on {where} is gone")
+    observed = seen.target.observed
+    if observed is not None and observed.phase is Phase.FAILED and observed.code in _FINAL:
+        return Refusal(observed.code or Code.VERIFY_FAILED, f"{where}: {observed.reason}")
+    return None
+
+
+_FINAL: Final = frozenset({Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE})
+"""Failures that the node does not try again by itself."""
+
+
+def _verdict(migration: Migration, observed: Observed | None) -> Verdict | None:
+    """Of this migration alone: an earlier one's says nothing."""
+    verdict = observed.verdict if observed is not None else None
+    return verdict if verdict is not None and verdict.migration == migration.id else None
+
+
+def _with_verdict(migration: Migration, observed: Observed | None) -> Migration:
+    verdict = _verdict(migration, observed)
+    return replace(migration, verdict=verdict) if verdict is not None else migration
+
+
+def _wrong(verdict: Verdict | None, observed: Observed | None) -> Refusal | None:
+    """It was compared, and must not answer anybody, whatever becomes of the old one."""
+    refusal = _failed(verdict)
+    if refusal is not None and refusal.code is not Code.VERIFY_IMPOSSIBLE:
+        return refusal
+    if observed is not None and observed.phase is Phase.FAILED and observed.code is Code.VERIFY_FAILED:
+        return Refusal(Code.VERIFY_FAILED, observed.reason)
+    return None
+
+
+def _failed(verdict: Verdict | None) -> Refusal | None:
+    if verdict is None or verdict.passed:
+        return None
+    return Refusal(verdict.code or Code.VERIFY_FAILED, verdict.reason)
+
+
+def _allowed_s(stage: Stage, limits: Limits) -> Seconds:
+    match stage:
+        case Stage.STAGING:
+            return Seconds(limits.staging_s + limits.report_s)
+        case Stage.WARMING:
+            return Seconds(limits.warming_s + limits.report_s)
+        case _:
+            return Seconds(limits.verify_s + limits.report_s)
+
+
+def _last_said(observed: Observed | None) -> str:
+    if observed is None:
+        return ", its node has not taken it up"
+    return f", its node says {observed.phase}{f' ({observed.code}: {observed.reason})' if observed.code else ''}"

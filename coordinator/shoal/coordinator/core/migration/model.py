@@ -1,0 +1,251 @@
+"""What is remembered of one live move of a replica, and what the machine is shown of the region."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal
+
+from shoal.coordinator.core.placement.model import Aim
+from shoal.types.assignment import Observed
+from shoal.types.codes import Refusal
+from shoal.types.migration import MigrationRule, Verdict
+from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+NEVER: Final = Wall(0.0)
+
+
+class Stage(StrEnum):
+    """Where a migration is, as people read it."""
+
+    PLANNED = "planned"
+    """Waits for a place that can hold it beside the old one."""
+    RESERVED = "reserved"
+    """The new replica is assigned; its node has not taken it up."""
+    STAGING = "staging"
+    WARMING = "warming"
+    VERIFYING = "verifying"
+    SHIFTING = "shifting"
+    DRAINING = "draining"
+    DONE = "done"
+    ROLLING_BACK = "rolling_back"
+    ABORTED = "aborted"
+
+
+class Cause(StrEnum):
+    OPERATOR = "operator"
+    DOCUMENTS = "documents"
+    """What was applied asks for another place, model or precision."""
+    DRAIN = "drain"
+    """Its node is to be emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One replica. receipt_at: when the device's capability was measured; 0 where it has no receipt."""
+
+    assignment: str
+    node: str
+    device: str
+    model: str
+    precision: str
+    receipt_at: Wall = NEVER
+
+    @property
+    def where(self) -> str:
+        return f"{self.node}/{self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a replica has answered since it was ready, for all origins. p95_s: of the newest, 0 without any."""
+
+    requests: int = 0
+    errors: int = 0
+    p95_s: float = 0.0
+
+    def since(self, before: "Figures") -> "Figures":
+        """What came after `before`; all of it where the counters began anew."""
+        if self.requests < before.requests:
+            return self
+        return Figures(self.requests - before.requests, max(0, self.errors - before.errors), self.p95_s)
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+# since: when it was entered. until: then it is given up, whatever it waits for.
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    since: Elapsed
+    until: Elapsed
+    kind: Literal["planned"] = "planned"
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """The new replica comes up and shows what it has to. stage: RESERVED, STAGING, WARMING or VERIFYING."""
+
+    stage: Stage
+    since: Elapsed
+    until: Elapsed
+    kind: Literal["preparing"] = "preparing"
+
+
+@dataclass(frozen=True, slots=True)
+class Shifting:
+    """The new replica takes `rule.steps[step]` of the old one's requests. source, target: figures as the step began."""
+
+    step: int
+    source: Figures
+    target: Figures
+    since: Elapsed
+    until: Elapsed
+    kind: Literal["shifting"] = "shifting"
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The old replica finishes what it has. There is no way back from here: it takes nothing any more."""
+
+    since: Elapsed
+    until: Elapsed
+    kind: Literal["draining"] = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class RollingBack:
+    """The old replica has all requests again, the new one goes."""
+
+    refusal: Refusal
+    since: Elapsed
+    until: Elapsed
+    kind: Literal["rolling-back"] = "rolling-back"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    kind: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """at: since when; what is blocked after it ends by this."""
+
+    refusal: Refusal
+    at: Elapsed
+    kind: Literal["aborted"] = "aborted"
+
+
+State = Planned | Preparing | Shifting | Draining | RollingBack | Done | Aborted
+Live = Planned | Preparing | Shifting | Draining | RollingBack
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """One line of a migration's story."""
+
+    stage: Stage
+    at: Wall
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the guard read as a step of shifting ended, or was ended."""
+
+    share: float
+    source: Figures
+    target: Figures
+    held_s: float
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """target: None until it has a place. rule: as the policy was when it began. cleared: an operator took back what was
+    held against its target after it."""
+
+    id: str
+    workload: WorkloadKey
+    cause: Cause
+    actor: str
+    source: Place
+    aim: Aim
+    rule: MigrationRule
+    state: State
+    target: Place | None = None
+    verdict: Verdict | None = None
+    readings: tuple[Reading, ...] = ()
+    story: tuple[Entered, ...] = ()
+    cleared: bool = False
+
+    @property
+    def stage(self) -> Stage:
+        match self.state:
+            case Planned():
+                return Stage.PLANNED
+            case Preparing(stage=stage):
+                return stage
+            case Shifting():
+                return Stage.SHIFTING
+            case Draining():
+                return Stage.DRAINING
+            case RollingBack():
+                return Stage.ROLLING_BACK
+            case Done():
+                return Stage.DONE
+            case Aborted():
+                return Stage.ABORTED
+
+    @property
+    def is_over(self) -> bool:
+        return isinstance(self.state, Done | Aborted)
+
+
+# -- what the machine sees --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One of the two replicas now. assigned: it is in a desired set. lost: its node, device or place is gone for good.
+    seen: what its node says counts now. observed: as its node says, None where it has not."""
+
+    assigned: bool = False
+    lost: bool = False
+    seen: bool = False
+    observed: Observed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """broken: why the new replica counts as failed. unwanted: why the region does not want this move any more, None
+    where it does. waits: why it has no place yet. cancelled: by whom, empty where nobody did."""
+
+    source: Sight
+    target: Sight
+    broken: Refusal | None = None
+    unwanted: Refusal | None = None
+    waits: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event of a migration for the region's log."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that a migration may stay in each state, where its rule does not say. settle_s: what routes take to reach
+    every front. report_s: how much later than due a node's word may come."""
+
+    planned_s: Seconds = Seconds(600.0)
+    reserved_s: Seconds = Seconds(30.0)
+    staging_s: Seconds = Seconds(900.0)
+    warming_s: Seconds = Seconds(330.0)
+    verify_s: Seconds = Seconds(60.0)
+    rollback_s: Seconds = Seconds(60.0)
+    settle_s: Seconds = Seconds(2.0)
+    report_s: Seconds = Seconds(15.0)

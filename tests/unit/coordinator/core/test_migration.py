@@ -1,0 +1,265 @@
+"""A live move's machine: its laws over any history, and the ways that matter one by one."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.coordinator.core.region import DIGEST
+
+from shoal.coordinator.controllers import records
+from shoal.coordinator.core.migration.machine import LIMITS, cancelled, placed, planned, step
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Cause,
+    Done,
+    Draining,
+    Migration,
+    Place,
+    Planned,
+    Preparing,
+    RollingBack,
+    Seen,
+    Shifting,
+    Sight,
+    Stage,
+)
+from shoal.coordinator.core.migration.moves import move_of, moves_of
+from shoal.coordinator.core.placement.model import Aim
+from shoal.types.assignment import Observed, Phase, Served
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import EnergySource
+from shoal.types.migration import Against, InputsFrom, MigrationRule, Verdict
+from shoal.types.units import Elapsed, Joules, Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("default", "ocr")
+WALL = Wall(1_700_000_000.0)
+SOURCE = Place("a-source", "edge-1", "cpu0", DIGEST, "fp32")
+TARGET = Place("a-target", "edge-2", "cpu0", DIGEST, "fp32")
+STEPS = (0.25, 0.5, 1.0)
+
+
+def at(seconds: float) -> Elapsed:
+    return Elapsed(seconds)
+
+
+def begun(now: float = 0.0, **rule: Any) -> Migration:
+    asked = MigrationRule(**{"steps": STEPS, **rule})
+    new = Migration("m-1", KEY, Cause.OPERATOR, "ops", SOURCE, Aim("edge-2"), asked, Planned(at(0), at(0)))
+    return planned(new, at(now), WALL)[0]
+
+
+def verdict(migration: str = "m-1", *, passed: bool = True) -> Verdict:
+    code = None if passed else Code.VERIFY_FAILED
+    return Verdict(migration, passed, code, "" if passed else "too far", Against.SOURCE, InputsFrom.GENERATED, 8)
+
+
+def observed(
+    phase: Phase = Phase.READY, *, requests: int = 0, errors: int = 0, p95: float = 0.01, **more: Any
+) -> Observed:
+    served = (Served("edge-1", requests, errors, Seconds(p95 / 2), Seconds(p95), Joules(0.0), EnergySource.ESTIMATED),)
+    base = Observed(
+        assignment="a", workload=KEY, model=DIGEST, device="cpu0", phase=phase, since=WALL, code=None, reason="",
+        retry_at=None, gives_up_at=None, in_flight=0, restarts=0, measured=None, served=served,
+    )  # fmt: skip
+    return replace(base, **more)
+
+
+def sight(seen: Observed | None, **more: Any) -> Sight:
+    return Sight(**{"assigned": True, "seen": True, "observed": seen, **more})
+
+
+def scene(target: Observed | None = None, source: Observed | None = None, **more: Any) -> Seen:
+    return Seen(sight(source or observed()), sight(target), **more)
+
+
+READY = observed(verdict=verdict())
+
+
+def shifting() -> Migration:
+    moving, _ = step(placed(begun(), TARGET, at(1), WALL)[0], scene(READY), at(2), WALL)
+    assert moving.stage is Stage.SHIFTING
+    return moving
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+sights = st.builds(
+    Sight,
+    assigned=st.booleans() | st.just(True),
+    lost=st.sampled_from([False, False, False, True]),
+    seen=st.sampled_from([True, True, False]),
+    observed=st.none()
+    | st.builds(
+        observed,
+        st.sampled_from(list(Phase)),
+        requests=st.integers(0, 200),
+        errors=st.integers(0, 3),
+        p95=st.sampled_from([0.0, 0.001, 0.01, 1.0]),
+        code=st.sampled_from([None, Code.FETCH_FAILED, Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE]),
+        verdict=st.sampled_from([None, verdict(), verdict(passed=False), verdict("m-other")]),
+    ),
+)
+refusals = st.sampled_from([None, None, None, None, None, Refusal(Code.LOAD_TIMEOUT, "broken")])
+scenes = st.builds(Seen, sights, sights, refusals, refusals, refusals)
+histories = st.lists(st.tuples(scenes, st.sampled_from([0.0, 0.5, 2.5, 60.0, 1000.0])), max_size=30)
+operators = st.sampled_from(["", "", "", "", "place", "cancel"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(scenes, st.sampled_from([0.0, 0.5, 2.5, 20.0, 1000.0]), operators), max_size=40))
+def test_its_laws_hold_over_any_history(history: list[tuple[Seen, float, str]]) -> None:
+    now, migration = 0.0, begun()
+    for seen, passes, act in history:
+        now += passes
+        before = migration
+        if act == "place" and isinstance(migration.state, Planned):
+            migration, _ = placed(migration, TARGET, at(now), WALL)
+        if act == "cancel" and isinstance(migration.state, Planned | Preparing | Shifting):
+            migration, _ = cancelled(migration, "ops", at(now), WALL)
+            assert migration.stage in (Stage.ROLLING_BACK, Stage.ABORTED)
+        migration, told = step(migration, seen, at(now), WALL)
+        # A replay changes nothing, but where a step of shifting has more than one thing to say in one moment.
+        again, nothing = step(migration, seen, at(now), WALL)
+        while again != migration:
+            assert not again.is_over or not before.is_over
+            migration, (again, nothing) = again, step(again, seen, at(now), WALL)
+        assert nothing == ()
+        assert records.load(Migration, records.dump(migration)) == migration
+        assert migration.story[: len(before.story)] == before.story
+        if before.is_over:
+            assert (migration, told) == (before, ())
+        if migration.stage in (Stage.SHIFTING, Stage.DRAINING, Stage.DONE):
+            assert migration.verdict is not None
+            assert migration.verdict.passed
+            assert migration.verdict.migration == migration.id
+        state = migration.state
+        if not isinstance(state, Done | Aborted):
+            assert state.since <= now < state.until
+        move = move_of(migration)
+        assert (move is None) == migration.is_over
+        if move is not None:
+            assert (move.share > 0) == isinstance(state, Shifting | Draining)
+            assert move.leaves == {Draining: SOURCE.assignment, RollingBack: TARGET.assignment}.get(type(state), "")
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories)
+def test_left_alone_it_ends_by_the_sum_of_its_deadlines(history: list[tuple[Seen, float]]) -> None:
+    now, migration = 0.0, begun()
+    migration, _ = placed(migration, TARGET, at(now), WALL)
+    for seen, passes in history:
+        now += passes
+        migration, _ = step(migration, seen, at(now), WALL)
+    for _ in range(20):
+        if migration.is_over:
+            break
+        assert not isinstance(migration.state, Done | Aborted)
+        now = max(now, migration.state.until)
+        migration, _ = step(migration, scene(observed(Phase.LOADING)), at(now), WALL)
+    assert migration.is_over
+    if isinstance(migration.state, Aborted):
+        assert migration.state.refusal.code
+
+
+# -- ways --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_way() -> None:
+    moving = begun()
+    moving, _ = placed(moving, TARGET, at(1), WALL)
+    now = 1.0
+    for phase in (Phase.FETCHING, Phase.LOADING, Phase.WARMING, Phase.VERIFYING):
+        now += 1
+        moving, _ = step(moving, scene(observed(phase)), at(now), WALL)
+    shares = []
+    for _ in range(20):
+        now += 1
+        moving, _ = step(moving, scene(READY), at(now), WALL)
+        move = move_of(moving)
+        assert move is not None
+        shares.append(move.share)
+        if isinstance(moving.state, Draining):
+            break
+    assert sorted(set(shares)) == list(STEPS)
+    moving, told = step(moving, Seen(Sight(), sight(READY)), at(now + 1), WALL)
+    assert moving.stage is Stage.DONE
+    assert told[0].code == "MIGRATION_DONE"
+    stages = [entry.stage for entry in moving.story]
+    assert stages == [
+        Stage.PLANNED, Stage.RESERVED, Stage.STAGING, Stage.WARMING, Stage.VERIFYING,
+        Stage.SHIFTING, Stage.SHIFTING, Stage.SHIFTING, Stage.DRAINING, Stage.DONE,
+    ]  # fmt: skip
+    assert [(reading.share, reading.passed) for reading in moving.readings] == [(share, True) for share in STEPS]
+
+
+@pytest.mark.parametrize("seen", [verdict(passed=False), verdict("m-another"), None])
+def test_ready_without_its_own_passed_verdict_takes_no_requests(seen: Verdict | None) -> None:
+    moving, _ = placed(begun(), TARGET, at(1), WALL)
+    target = observed(verdict=seen)
+    for now in (2.0, 3.0, 4.0 + LIMITS.verify_s + LIMITS.report_s):
+        moving, _ = step(moving, scene(target), at(now), WALL)
+    assert isinstance(moving.state, RollingBack)
+    failed = seen is not None and not seen.passed
+    assert moving.state.refusal.code is (Code.VERIFY_FAILED if failed else Code.MOVE_TIMEOUT)
+
+
+def test_what_waits_for_room_says_why_it_ended() -> None:
+    moving = begun()
+    short = Refusal(Code.MEMORY_SHORT, "1 GiB free on edge-2/cpu0", "2 GiB")
+    moving, _ = step(moving, Seen(sight(READY), Sight(), waits=short), at(LIMITS.planned_s), WALL)
+    assert isinstance(moving.state, Aborted)
+    assert moving.state.refusal.code is Code.NO_ROOM_FOR_BOTH
+    assert "MEMORY_SHORT" in moving.state.refusal.found
+
+
+@pytest.mark.parametrize(
+    ("requests", "errors", "p95", "after", "trips"),
+    [
+        (100, 0, 0.01, 3.0, False),
+        (100, 1, 0.01, 3.0, False),
+        (100, 2, 0.01, 3.0, True),
+        (100, 8, 0.01, 0.5, True),  # at once
+        (100, 2, 0.01, 0.5, False),  # not yet
+        (100, 0, 0.04, 3.0, True),
+        (100, 0, 0.04, 0.5, False),
+        (10, 0, 0.04, 3.0, False),  # too few to tell
+    ],
+)
+def test_the_guard(requests: int, errors: int, p95: float, after: float, *, trips: bool) -> None:
+    moving = shifting()
+    target = observed(requests=requests, errors=errors, p95=p95, verdict=verdict())
+    after_step, _ = step(moving, scene(target, observed(requests=300, p95=0.01)), at(2 + after), WALL)
+    assert isinstance(after_step.state, RollingBack) == trips
+    if isinstance(after_step.state, RollingBack):
+        assert after_step.state.refusal.code is Code.GUARD_TRIPPED
+        move = move_of(after_step)
+        assert move is not None
+        assert (move.share, move.leaves) == (0.0, TARGET.assignment)
+        assert not after_step.readings[-1].passed
+
+
+def test_a_source_that_is_lost_sends_a_verified_target_on_and_gives_up_another() -> None:
+    lost = sight(None, lost=True)
+    onward, _ = step(shifting(), Seen(lost, sight(READY)), at(3), WALL)
+    assert onward.stage is Stage.DRAINING
+    young, _ = placed(begun(), TARGET, at(1), WALL)
+    given_up, _ = step(young, Seen(lost, sight(observed(Phase.LOADING))), at(2), WALL)
+    assert isinstance(given_up.state, Aborted), "the new one stays as a plain replica: it is not rolled back"
+    assert move_of(given_up) is None
+
+
+def test_what_drains_cannot_be_cancelled() -> None:
+    draining, _ = step(shifting(), Seen(sight(None, lost=True), sight(READY)), at(3), WALL)
+    with pytest.raises(ShoalError) as refused:
+        cancelled(draining, "ops", at(4), WALL)
+    assert refused.value.code is Code.CONFLICT
+
+
+def test_only_so_many_of_a_workload_ask_for_a_place_at_once() -> None:
+    several = [replace(begun(max_concurrent=2), id=f"m-{index}") for index in range(4)]
+    assert [move.migration for move in moves_of(several)] == ["m-0", "m-1"]
+    several[3] = placed(several[3], TARGET, at(1), WALL)[0]
+    assert [move.migration for move in moves_of(several)] == ["m-3", "m-0"]

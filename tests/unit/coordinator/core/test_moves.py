@@ -1,0 +1,216 @@
+"""Live moves in a region: what placement, desired sets and routes make of them, step by step, every step checked."""
+
+from unit.coordinator.core.region import DIGEST, GIB, SMALL, Region, device, intent, node
+
+from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.migration.model import Aborted, Cause, Stage
+from shoal.types.assignment import Served
+from shoal.types.codes import Code
+from shoal.types.device import EnergySource
+from shoal.types.units import Joules, Seconds
+from shoal.types.workload import ModelRef
+
+
+def settled(*names: str) -> Region:
+    region = Region(*(node(name) for name in names), flops={"a": 2e11})
+    region.intents = (intent(),)
+    region.run(5)
+    assert list(region.replicas().values()) == [("a", False)]
+    return region
+
+
+def weights(region: Region, at: str) -> dict[str, float]:
+    (route,) = region.desired[at].routes
+    return {endpoint.node: endpoint.weight for endpoint in route.endpoints}
+
+
+def stages(region: Region, migration: str) -> list[Stage]:
+    return [entry.stage for entry in region.migrations[migration].story]
+
+
+def test_an_operator_moves_a_replica_step_by_step() -> None:
+    region = settled("a", "b")
+    moving = region.migrate("b", steps=(0.25, 1.0))
+    shares = list[dict[str, float]]()
+    for _ in range(40):
+        region.step()
+        now = weights(region, "b")
+        if not shares or shares[-1] != now:
+            shares.append(now)
+        verified = region.migrations[moving].verdict
+        if "b" in now:
+            assert verified is not None
+            assert verified.passed
+    assert shares == [{"a": 1.0}, {"a": 0.75, "b": 0.25}, {"b": 1.0}]
+    assert list(region.replicas().values()) == [("b", False)]
+    assert stages(region, moving) == [
+        Stage.PLANNED, Stage.RESERVED, Stage.STAGING, Stage.VERIFYING,
+        Stage.SHIFTING, Stage.SHIFTING, Stage.DRAINING, Stage.DONE,
+    ]  # fmt: skip
+    (kept,) = region.desired["b"].assignments
+    assert kept.verification is None
+    before = region.desired
+    region.run(30)
+    assert region.desired == before, "it stays where it was moved to"
+
+
+def test_both_replicas_are_told_what_to_ask_and_whom_to_answer() -> None:
+    region = settled("a", "b")
+    moving = region.migrate("b")
+    region.step()
+    (source,), (target,) = region.desired["a"].assignments, region.desired["b"].assignments
+    asked = target.verification
+    assert asked is not None
+    assert (asked.migration, asked.source, asked.source_node, asked.source_address) == (
+        moving,
+        source.id,
+        "a",
+        "a:8001",
+    )
+    assert asked.tolerances
+    assert [(each.migration, each.node) for each in source.verifiers] == [(moving, "b")]
+    assert source.verification is None
+
+
+def test_a_wrong_target_is_refused_and_not_tried_again() -> None:
+    region = settled("a", "b")
+    region.agents["b"].wrong = True
+    moving = region.migrate("b")
+    for _ in range(40):
+        region.step()
+        assert weights(region, "a") == {"a": 1.0}, "the source is untouched"
+    ended = region.migrations[moving]
+    assert isinstance(ended.state, Aborted)
+    assert ended.state.refusal.code is Code.VERIFY_FAILED
+    assert list(region.replicas().values()) == [("a", False)]
+    again = region.migrate("b")
+    region.run(5)
+    assert stages(region, again) == [Stage.PLANNED]
+    plan = region.decision.plan.workloads[0] if region.decision else None
+    assert plan is not None
+    assert plan.unmoved[again].code is Code.MOVE_BLOCKED
+    assert plan.refusal is None, "it is not short of anything"
+
+
+def test_what_has_no_room_waits_and_says_so() -> None:
+    region = Region(node("a"), node("b", device(memory=GIB // 64)))
+    region.intents = (intent(),)
+    region.run(5)
+    moving = region.migrate("b")
+    region.run(5)
+    assert region.decision is not None
+    assert region.decision.plan.workloads[0].unmoved[moving].code is Code.MEMORY_SHORT
+    region.run(620, tick=5)
+    ended = region.migrations[moving]
+    assert isinstance(ended.state, Aborted)
+    assert ended.state.refusal.code is Code.NO_ROOM_FOR_BOTH
+    assert "MEMORY_SHORT" in ended.state.refusal.found
+
+
+def test_a_guard_takes_every_request_back_at_once() -> None:
+    region = settled("a", "b")
+    moving = region.migrate("b", steps=(0.5, 1.0), hold_s=4.0)
+    while region.migrations[moving].stage is not Stage.SHIFTING:
+        region.step()
+    assert weights(region, "a") == {"a": 0.5, "b": 0.5}
+    energy = EnergySource.ESTIMATED
+    region.agents["b"].served = (Served("a", 100, 50, Seconds(0.01), Seconds(0.02), Joules(0.0), energy),)
+    region.step()
+    assert weights(region, "a") == {"a": 1.0}
+    region.run(40)
+    ended = region.migrations[moving]
+    assert isinstance(ended.state, Aborted)
+    assert ended.state.refusal.code is Code.GUARD_TRIPPED
+    assert list(region.replicas().values()) == [("a", False)]
+
+
+def test_a_new_model_takes_over_by_a_move() -> None:
+    region = settled("a", "b")
+    region.replacing = True
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    for _ in range(60):
+        region.step()
+        assert weights(region, "a"), "never dark"
+    (moving,) = region.migrations.values()
+    assert moving.cause is Cause.DOCUMENTS
+    assert moving.stage is Stage.DONE
+    assert (moving.source.model, moving.target.model if moving.target else "") == (DIGEST, SMALL)
+    assert len(region.replicas()) == 1
+
+
+def test_a_wrong_new_model_never_serves_and_the_old_one_goes_on() -> None:
+    region = settled("a", "b")
+    region.replacing = True
+    for agent in region.agents.values():
+        agent.wrong = True
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    for _ in range(120):
+        region.step()
+        assert weights(region, "a") == {"a": 1.0}
+    assert {migration.target.node for migration in region.migrations.values() if migration.target} == {"a", "b"}
+    assert all(migration.stage is Stage.ABORTED for migration in region.migrations.values())
+    assert region.decision is not None
+    refusal = region.decision.plan.workloads[0].refusal
+    assert refusal is not None
+    assert "MOVE_BLOCKED" in str(refusal)
+
+
+def test_replicas_move_one_after_the_other() -> None:
+    region = Region(node("a"), node("b"), node("c"), node("d"))
+    region.intents = (intent(replicas=3),)
+    region.run(6)
+    region.replacing = True
+    region.intents = (intent(replicas=3, models=(ModelRef("small.onnx", SMALL, ""),)),)
+    for _ in range(200):
+        region.step()
+        live = [each for each in region.migrations.values() if not each.is_over]
+        assert len(live) <= 1
+        assert sum(endpoint.weight for endpoint in region.desired["a"].routes[0].endpoints) == 3.0
+    assert [each.stage for each in region.migrations.values()] == [Stage.DONE] * 3
+
+
+def test_documents_that_change_their_mind_take_the_move_back_first() -> None:
+    region = settled("a", "b", "c")
+    region.replacing = True
+    region.intents = (intent(where='node.name == "b"'),)
+    region.run(2)
+    region.intents = (intent(where='node.name == "c"'),)
+    region.run(60)
+    first, second = region.migrations.values()
+    assert isinstance(first.state, Aborted)
+    assert first.state.refusal.code is Code.CONFLICT
+    assert second.stage is Stage.DONE
+    assert list(region.replicas().values()) == [("c", False)]
+
+
+def test_a_source_that_dies_before_the_verdict_leaves_its_place_to_the_new_one() -> None:
+    region = settled("a", "b")
+    region.agents["b"].verify_s = 60.0
+    moving = region.migrate("b")
+    region.step()
+    region.agents["a"].up = False
+    region.run(20)
+    assert region.fleet.nodes["a"].liveness is Liveness.LOST
+    assert region.migrations[moving].stage is Stage.ABORTED
+    assert weights(region, "b") == {"b": 1.0}
+
+
+def test_a_target_that_dies_on_the_way_changes_nothing_for_the_source() -> None:
+    region = settled("a", "b", "c")
+    moving = region.migrate("b", steps=(0.5, 1.0), hold_s=60.0)
+    while region.migrations[moving].stage is not Stage.SHIFTING:
+        region.step()
+    region.agents["b"].up = False
+    region.run(20)
+    assert weights(region, "a") == {"a": 1.0}
+    assert region.migrations[moving].stage is Stage.ABORTED
+
+
+def test_a_deleted_workload_ends_its_move() -> None:
+    region = settled("a", "b")
+    moving = region.migrate("b")
+    region.step()
+    region.intents = ()
+    region.run(5)
+    assert region.replicas() == {}
+    assert region.migrations[moving].is_over
