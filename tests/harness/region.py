@@ -8,9 +8,10 @@ from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.ports import Signals
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
-from shoal.types.codes import Refusal
+from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.link import Hello, Receipts, ToAgent, Welcome
+from shoal.types.migration import Verdict, Verification
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
@@ -173,6 +174,7 @@ class Agent:
     serial: str = ""
     roots: tuple[str, ...] = ()
     role: Role = Role.AGENT
+    wrong: bool = False
 
     @property
     def node(self) -> Node:
@@ -228,9 +230,16 @@ class Agent:
         self.observed = tuple(
             Observed(
                 each.id, each.workload, each.model, each.device, Phase.READY, self.world.clock.wall(), None, "", None,
-                None, 0, 0, None, (),
+                None, 0, 0, None, (), verdict=self._verdict(each.verification),
             )
             for each in newest.assignments
             if not each.draining
         )  # fmt: skip
         await self.report()
+
+    def _verdict(self, asked: Verification | None) -> Verdict | None:
+        """A new replica answers as the old one does, unless it is `wrong`."""
+        if asked is None:
+            return None
+        code = Code.VERIFY_FAILED if self.wrong else None
+        return Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)

@@ -1,0 +1,222 @@
+"""Live moves over a real store: what an operator begins, what a restart finds, what is written with what."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.region import DIGEST, DOCUMENTS, Agent, World
+from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, StoredMigration
+from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Stage
+from shoal.coordinator.core.placement.model import Aim
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("default", "reader")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    opened = await World.open(tmp_path / "first")
+    yield opened
+    await opened.store.close()
+
+
+async def two(world: World) -> tuple[Agent, Agent]:
+    """An agent that runs the one workload, and one that does not."""
+    await world.push()
+    agents = [Agent(world, "edge-1"), Agent(world, "edge-2")]
+    for agent in agents:
+        await agent.connect()
+    applied = await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    assert not applied.planned.problems
+    await world.step()
+    await beat(world, *agents)
+    (runs,) = [agent for agent in agents if world.region.workloads.desired[agent.name].assignments]
+    (other,) = [agent for agent in agents if agent is not runs]
+    return runs, other
+
+
+async def beat(world: World, *agents: Agent, seconds: float = 0.5) -> None:
+    """Everybody does what it was told last, and time goes on."""
+    for agent in agents:
+        await agent.obey()
+    world.clock.advance(seconds)
+    for _ in range(3):
+        await world.step()
+
+
+async def until_over(world: World, migration: Migration, *agents: Agent, most: int = 120) -> Migration:
+    for _ in range(most):
+        found = world.region.moving.one(migration.id)
+        if found.is_over:
+            return found
+        await beat(world, *agents)
+    raise AssertionError(f"still {found.stage}: {found.story}")
+
+
+def weights(world: World, at: str) -> dict[str, float]:
+    (route,) = world.region.workloads.desired[at].routes
+    return {endpoint.node: endpoint.weight for endpoint in route.endpoints}
+
+
+async def test_an_operator_moves_a_workload(world: World) -> None:
+    source, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    assert begun.stage is Stage.PLANNED
+    ended = await until_over(world, begun, source, target)
+    assert ended.stage is Stage.DONE
+    assert ended.verdict is not None
+    assert ended.verdict.passed
+    assert weights(world, source.name) == {target.name: 1.0}
+    codes = [event.code for event in await world.region.events.past(0, 1000) if event.subject == begun.id]
+    assert codes == [
+        "MIGRATION_PLANNED", "MIGRATION_RESERVED", "MIGRATION_SHIFTING", "MIGRATION_SHIFTING", "MIGRATION_DRAINING",
+        "MIGRATION_DONE",
+    ]  # fmt: skip
+
+
+async def test_a_restart_at_any_state_finds_it_and_goes_on(world: World, tmp_path: Path) -> None:
+    source, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    stages = set[Stage]()
+    now = world
+    for _ in range(40):
+        stages.add(now.region.moving.one(begun.id).stage)
+        if now.region.moving.one(begun.id).is_over:
+            break
+        before = now.region.moving.one(begun.id).story
+        await now.store.close()
+        now = await World.open(tmp_path / "first", now)
+        assert now.region.moving.one(begun.id).story == before, "what was not committed was not done"
+        for agent in (source, target):
+            agent.world = now
+            await agent.connect()
+        await now.step()
+        for agent in (source, target):
+            await agent.obey()
+        now.clock.advance(2.5)
+        if now.region.moving.one(begun.id).stage in (Stage.SHIFTING, Stage.DRAINING):
+            await now.step()  # these go on by time, and the time of a restart counts for nothing
+    assert {Stage.PLANNED, Stage.RESERVED, Stage.SHIFTING, Stage.DRAINING, Stage.DONE} <= stages
+    assert weights(now, source.name) == {target.name: 1.0}
+    await now.store.close()
+
+
+async def test_nothing_of_a_step_is_true_before_it_is_committed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    sent = len(world.sent.messages)
+
+    async def full(*_: object, **__: object) -> int:
+        raise ShoalError(Refusal(Code.STORE_FULL))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", full)
+        with pytest.raises(ShoalError):
+            await world.step()
+    assert world.region.moving.one(begun.id).stage is Stage.PLANNED
+    assert len(world.sent.messages) == sent
+    stored = await world.store.read(MIGRATIONS + begun.id)
+    assert stored is not None
+    assert records.load(StoredMigration, stored.value).migration == begun
+    assert (await until_over(world, begun, source, target)).stage is Stage.DONE
+
+
+async def test_a_wrong_target_is_blocked_until_an_operator_clears_it(world: World) -> None:
+    source, target = await two(world)
+    target.wrong = True
+    ended = await until_over(world, await world.region.moving.migrate(KEY, Aim(target.name), "ops"), source, target)
+    assert isinstance(ended.state, Aborted)
+    assert ended.state.refusal.code is Code.VERIFY_FAILED
+    assert weights(world, source.name) == {source.name: 1.0}
+    target.wrong = False
+    again = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    await beat(world, source, target)
+    assert world.region.moving.one(again.id).stage is Stage.PLANNED
+    assert await world.region.moving.clear(DIGEST, "ops") == (f"{DIGEST} on {target.name}/cpu0",)
+    assert (await until_over(world, again, source, target)).stage is Stage.DONE
+
+
+async def test_a_cancelled_move_goes_back(world: World) -> None:
+    source, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    await beat(world, source, target)
+    await world.region.moving.cancel(begun.id, "ops")
+    ended = await until_over(world, begun, source, target)
+    assert isinstance(ended.state, Aborted)
+    assert ended.state.refusal.code is Code.MOVE_CANCELLED
+    assert weights(world, source.name) == {source.name: 1.0}
+    with pytest.raises(ShoalError) as refused:
+        await world.region.moving.cancel(begun.id, "ops")
+    assert refused.value.code is Code.CONFLICT
+
+
+async def test_a_drained_node_is_emptied_by_moves(world: World) -> None:
+    source, target = await two(world)
+    drained = await world.region.moving.drain(source.name, "ops")
+    (begun,) = drained.begun
+    assert (begun.cause, drained.unmoved) == (Cause.DRAIN, {})
+    assert (await until_over(world, begun, source, target)).stage is Stage.DONE
+    assert world.region.workloads.desired[source.name].assignments == ()
+    assert world.region.fleet.fleet.nodes[source.name].cordoned
+    assert (await world.region.moving.drain(source.name, "ops")).begun == ()
+
+
+async def test_what_no_other_node_can_take_holds_a_drain_back_and_says_why(world: World) -> None:
+    source, target = await two(world)
+    await world.region.fleet.cordon(target.name, True, "ops")
+    (begun,) = (await world.region.moving.drain(source.name, "ops")).begun
+    await beat(world, source, target)
+    plan = world.region.workloads.plan_now
+    assert plan is not None
+    assert plan.workloads[0].unmoved[begun.id].code is Code.NODE_CORDONED
+    assert weights(world, source.name) == {source.name: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "aim", "code"),
+    [
+        (WorkloadKey("default", "nobody"), Aim("edge-2"), Code.WORKLOAD_UNKNOWN),
+        (KEY, Aim("nowhere"), Code.NODE_UNKNOWN),
+        (KEY, Aim("edge-2", "gpu7"), Code.NOT_FOUND),
+    ],
+)
+async def test_what_cannot_be_asked(world: World, key: WorkloadKey, aim: Aim, code: Code) -> None:
+    await two(world)
+    with pytest.raises(ShoalError) as refused:
+        await world.region.moving.migrate(key, aim, "ops")
+    assert refused.value.code is code
+
+
+async def test_where_it_is_and_what_moves_already_are_refused(world: World) -> None:
+    source, target = await two(world)
+    with pytest.raises(ShoalError) as refused:
+        await world.region.moving.migrate(KEY, Aim(source.name), "ops")
+    assert refused.value.code is Code.CONFLICT
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    with pytest.raises(ShoalError) as again:
+        await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    assert again.value.code is Code.CONFLICT
+    assert begun.id in again.value.refusal.found
+    with pytest.raises(ShoalError) as unknown:
+        world.region.moving.one("m-none")
+    assert unknown.value.code is Code.MIGRATION_UNKNOWN
+
+
+async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: World) -> None:
+    source, target = await two(world)
+    target.wrong = True
+    wrong = await until_over(world, await world.region.moving.migrate(KEY, Aim(target.name), "ops"), source, target)
+    book = world.region.workloads.migrations
+    filler = {f"m-{index}": _copy(wrong, f"m-{index}") for index in range(KEPT + 5)}
+    written = book.written(filler, world.clock.now())
+    book.adopt(filler, written)
+    assert len(book.all) == KEPT
+    assert wrong.id in book.all
+
+
+def _copy(migration: Migration, name: str) -> Migration:
+    return replace(migration, id=name, cleared=True)
