@@ -202,7 +202,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.carbon.stale_after": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="stale_after_s"),
         "spec.carbon.fallback": Live(_SIGNALS, (Code.SIGNAL_STALE,), reads="fallback"),
         "spec.trade.with": Live(_NEGOTIATION, (Code.TRADE_DENIED,), reads="partner"),
-        "spec.trade.tenants": Live(_NEGOTIATION, (Code.TRADE_DENIED,), reads="tenants"),
+        "spec.trade.tenants": Live(_NEGOTIATION, (Code.TENANT_DENIED,), reads="tenants"),
         "spec.trade.hold_share": Live(
             _NEGOTIATION, (Code.HOLD_SHARE,), note="of memory and of devices' time, of each partner", reads="hold_share"
         ),

@@ -82,6 +82,10 @@ class Requirements:
     measured_within_s: Seconds | None
     signed_by: tuple[str, ...] = ()
 
+    def may_be_in(self, region: str, lies_in: str) -> bool:
+        """Whether its data may be in `region`, by its name or its `residency` (empty where it declares none)."""
+        return not self.residency or region in self.residency or (lies_in != "" and lies_in in self.residency)
+
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:

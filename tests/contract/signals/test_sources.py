@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -150,7 +151,7 @@ async def test_both_signals_may_name_one_source(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "out", "out/secret", ".", "grid/../../secret"])
-async def test_no_file_outside_the_folder(name: str, tmp_path: Path) -> None:
+async def test_a26_no_file_outside_the_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "signals"
     (folder / "grid").mkdir(parents=True)
     (tmp_path / "secret").write_text("5 gCO2/kWh")
@@ -181,7 +182,7 @@ async def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         "file:///etc/passwd", "ftp://example.com/", "https:///x", "gopher://127.0.0.1/",
     ],
 )  # fmt: skip
-async def test_no_url_leads_inside(url: str, tmp_path: Path) -> None:
+async def test_a26_no_url_leads_inside(url: str, tmp_path: Path) -> None:
     """A26, of feeds: refused by the address that would be dialled, before anything is sent."""
     sources = Sources(FeedFiles(tmp_path), FeedUrls(["feeds.internal"]), CLOCK)
     assert await refused(sources.read(CARBON, url)) == Code.SOURCE_DENIED
@@ -196,9 +197,49 @@ async def test_what_is_packed_is_not_unpacked(tmp_path: Path) -> None:
         assert await refused(feed.read()) == Code.SIGNAL_INVALID
 
 
-async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["169.254.169.254", "127.0.0.1", "10.0.0.7", "::1"])
+async def test_a26_a_name_is_judged_by_the_address_that_is_dialled(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that changes its mind between two look-ups changes nothing: there is one, and what it says is judged."""
+    asked = list[str]()
+
+    async def lookup(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return [
+            (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0)[: 4 if ":" in address else 2])
+        ]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    sources = Sources(FeedFiles(tmp_path), FeedUrls(), CLOCK)
+    assert await refused(sources.read(CARBON, "https://rebinding.example/carbon")) == Code.SOURCE_DENIED
+    assert asked == ["rebinding.example"]
+
+
+async def test_a26_nothing_that_vouches_for_us_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what this machine keeps for that host, nor what an answer before left behind, nor a way around."""
+    seen = list[dict[str, str]]()
+
     async def answer(request: web.Request) -> web.StreamResponse:
-        raise web.HTTPFound("https://169.254.169.254/")
+        seen.append({name.lower(): value for name, value in request.headers.items()})
+        return web.Response(body=b"5 gCO2/kWh", headers={"Set-Cookie": "session=1"})
+
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login us password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    async with served(tmp_path, answer) as feed:
+        for _ in range(2):
+            assert (await feed.read())[0].value == 5.0
+    assert len(seen) == 2
+    for headers in seen:
+        assert headers.keys() <= {"host", "accept", "accept-encoding", "user-agent"}
+
+
+@pytest.mark.parametrize("to", ["https://169.254.169.254/", "http://127.0.0.1/", "/elsewhere", "https://example.com/"])
+async def test_a26_a_redirect_leads_nowhere(to: str, tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPFound(to)
 
     async with served(tmp_path, answer) as feed:
         assert await refused(feed.read()) == Code.SOURCE_DENIED
@@ -253,5 +294,5 @@ async def test_a_server_that_nobody_vouches_for_is_not_believed(tmp_path: Path) 
         ("::ffff:10.0.0.1", False), ("64:ff9b::a00:1", False), ("2002:7f00:1::", False), ("x", False),
     ],
 )  # fmt: skip
-def test_public_addresses(address: str, public: bool) -> None:
+def test_a26_public_addresses(address: str, public: bool) -> None:
     assert is_public(address) is public

@@ -81,7 +81,7 @@ def test_a_file_that_changes_is_in_the_next_plan_and_in_the_events(coordinator: 
     assert len([line for line in told(coordinator) if "before 0.4 USD/h" in line]) == 1
 
 
-def test_a_source_inside_is_denied_and_the_fallback_counts(coordinator: Coordinator, prices: Path) -> None:
+def test_a26_a_source_inside_is_denied_and_the_fallback_counts(coordinator: Coordinator, prices: Path) -> None:
     wait_until(lambda: planned(coordinator)["carbon"].refusal.code == "SOURCE_DENIED", 30, "the source is denied")
     found = planned(coordinator)["carbon"]
     assert (found.value, found.stale, found.fallback) == (350.0, True, True)

@@ -76,6 +76,11 @@ class Regions:
         await self.home.configure([self.abroad(*self.far)], peers=(self.easts(),))
         await self.edge.configure([Route(KEY, 1, (way(self.home),))])
 
+    async def entered(self) -> int:
+        """Requests that came to east."""
+        told = [await gateway.front.stats() for gateway in self.far]
+        return sum(each.requests for stats in told for each in stats.ingress)
+
     def caller(self, at: Node, files: Files) -> GrpcClient:
         """With that certificate and the authority of the node that it calls."""
         client = GrpcClient(at.front.config.grpc_port, at.files.authority.read_bytes(), files)
@@ -148,6 +153,30 @@ async def test_what_home_cannot_do_another_region_answers(regions: Regions) -> N
     assert regions.worker.workers is not None
     (served,) = [each for one in await regions.worker.workers.stats() for each in one.served]
     assert (served.origin, served.requests) == ("west", 2)
+
+
+async def test_a27_what_runs_elsewhere_is_called_by_its_own_tenant_alone(regions: Regions) -> None:
+    """West's gateway has the right to call east; whoever asks west needs one of his own."""
+    other, own = (regions.west.issue(Role.TENANT, name) for name in ("other", KEY.tenant))
+    asked: Sequence[tuple[Node, Files, dict[str, str], str]] = tuple(
+        (node, files, said, expected)
+        for node in (regions.home, regions.edge)
+        for files, said, expected in (
+            (own, {}, "answered"),
+            (own, {"shoal-agreement": "ag-2"}, "answered"),  # it is no business of a client's
+            (other, {}, Code.MODEL_NOT_FOUND),
+            (other, {"shoal-agreement": AGREEMENT}, Code.MODEL_NOT_FOUND),
+            (other, {"shoal-tenant": KEY.tenant}, Code.TENANT_DENIED),
+            (other, {"shoal-tenant": GUESTS}, Code.TENANT_DENIED),
+            (other, FORWARDED | {"shoal-tenant": KEY.tenant}, Code.TENANT_DENIED),
+        )
+    )
+    before = await regions.entered()
+    codes = [await code_of(regions.caller(node, files), said) for node, files, said, _ in asked]
+    assert codes == [expected for *_, expected in asked]
+    after = await regions.entered()
+    assert after - before == codes.count("answered"), "nothing of the others crossed the border"
+    record("A27", "P", len(codes), what="called by another tenant at home")
 
 
 async def test_only_who_the_agreement_names_meets_the_other_regions_gateway(regions: Regions) -> None:

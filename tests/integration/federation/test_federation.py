@@ -23,14 +23,20 @@ from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.offer import Decline
 from shoal.types.units import Seconds
+from shoal.types.workload import WorkloadKey
 from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
-from shoal.wire import said
+from shoal.wire import nouns, said
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import ENROL_BYTES, LINK_BYTES, channel_options
 from shoal.wire.status import refusal_of
 
 CALL_S = 10.0
+TRADES = """apiVersion: shoal/v1
+kind: Region
+metadata: {name: beta}
+spec: {trade: [{with: mallory, tenants: [shop]}]}
+"""
 COORDINATORS = {Role.COORDINATOR}
 FEDERATION: Mapping[str, set[Role]] = dict.fromkeys(("Advertise", "Solicit", "Report", "Update", "Leave"), COORDINATORS)
 PEER: Mapping[str, set[Role]] = {
@@ -247,6 +253,27 @@ def test_a27_bytes_are_lent_by_agreement_alone(regions: Federated) -> None:
     stub = peers(regions, coordinator_of(alpha), "beta")
     assert refused(lambda asked, timeout: list(stub.Fetch(asked, timeout=timeout)), asked) is Code.AGREEMENT_UNKNOWN
     record("A27", "P", 1, what="fetch without an agreement")
+
+
+def test_a27_the_region_and_its_tenant_need_a_right_each(regions: Federated) -> None:
+    """What beta's document says, as mallory finds out who asks for one tenant with another's right."""
+    mallory, beta = regions.regions["mallory"], regions.operator("beta")
+    stub, says = peers(regions, coordinator_of(mallory), "beta"), signer(mallory)
+
+    def code(tenant: str, number: int) -> Code:
+        asked = solicitation(f"s-{tenant}-{number}", origin="mallory", workload=WorkloadKey(tenant, "ocr"))
+        reply = stub.Bid(says.say(asked, said.ANYONE), timeout=CALL_S)
+        return nouns.decode(Decline, reply.content).refusal.code
+
+    assert [code(tenant, 1) for tenant in ("shop", "bank")] == [Code.TRADE_DENIED] * 2
+    text = TRADES.replace("mallory, tenants", "alpha, tenants")
+    for number, (trades, expected) in enumerate(
+        ((text, [Code.TRADE_DENIED] * 2), (TRADES, [Code.NODE_NOT_READY, Code.TENANT_DENIED])), start=2
+    ):
+        document = operator_pb2.Document(name="r.yaml", text=trades)
+        beta.Apply(operator_pb2.ApplyRequest(documents=[document]), timeout=CALL_S)
+        assert [code(tenant, number) for tenant in ("shop", "bank")] == expected
+    record("A27", "P", 6, what="solicited for a tenant without the right")
 
 
 def test_a_record_of_ones_own_is_answered(regions: Federated) -> None:

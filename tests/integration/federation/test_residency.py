@@ -160,6 +160,7 @@ def test_a25_a_policy_that_forbids_the_delegate_takes_its_work_and_the_bytes_bac
     assert fetched(stack, NEAR, *asked) == "bytes"
     assert fetched(stack, FAR, *asked) == Code.AGREEMENT_UNKNOWN
     assert fetched(stack, NEAR, agreed.agreement, "sha256:" + "0" * 64) == Code.TENANT_DENIED
+    record("A27", "P", 3, what="fetch of the bid's model, of another one, by another region")
     with through_gateway(stack, "moved") as load:
         stack.apply(in_regions("moved", "moon"))
         applied = load.now()

@@ -34,6 +34,7 @@ from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.units import Seconds
 from shoal.wire import limits, status
 from shoal.wire.identity import dns_of
+from shoal.wire.outbound import target_of_peer
 
 WITNESS: Final = "shoal.v1.Witness"
 CONNECT_TIMEOUT_S: Final = 1.2
@@ -251,7 +252,11 @@ class Peers:
                 raise AttemptFailed(Refusal(Code.CERT_UNTRUSTED, found, "its region's authorities"), sent=False)
             credentials = grpc.ssl_channel_credentials(key.roots or authority, private_key, certificate)
             options = limits.channel_options(MAX_MESSAGE, server_name=key.name, patience=limits.PEER)
-            channel = grpc.aio.secure_channel(key.address, credentials, options)
+            try:
+                target = target_of_peer(key.address) if endpoint.region else key.address
+            except ShoalError as denied:
+                raise AttemptFailed(denied.refusal, sent=False) from denied
+            channel = grpc.aio.secure_channel(target, credentials, options)
             self._channels[key] = channel
         return channel
 

@@ -24,7 +24,7 @@ from shoal.coordinator.core.negotiation.bid import answer, guest, outside_of, wa
 from shoal.coordinator.core.negotiation.hold import Granted, Held, State, Stopping, Terms
 from shoal.coordinator.core.negotiation.peering import united
 from shoal.coordinator.core.negotiation.standing import Standing
-from shoal.coordinator.core.negotiation.trust import may_trade
+from shoal.coordinator.core.negotiation.trust import denied
 from shoal.coordinator.core.placement.model import Reservation
 from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.core.workloads.invariants import Promise
@@ -202,6 +202,8 @@ class BidsController:
             known = self._asks.get((what.origin, what.id, what.round))
             if known is not None:
                 return self._as_before(self._deals[known].state, what)
+            if (forbidden := self._forbids(what)) is not None:
+                return Decline(what.id, what.round, self._region, forbidden)
             if not self._is_open():
                 closed = Refusal(Code.NODE_NOT_READY, "no gateway answers", "one that other regions can call")
                 return Decline(what.id, what.round, self._region, closed)
@@ -234,9 +236,9 @@ class BidsController:
                 found = f"agreement {what.agreement} of another bid"
                 raise refuse(Code.REPLAYED, found, "a name of its own", "award it under a fresh name")
             deal = self._deal(what.bid, award.by)
-            if isinstance(deal.state, Held) and (code := self._forbids(deal.state.asked)) is not None:
+            if isinstance(deal.state, Held) and (forbidden := self._forbids(deal.state.asked)) is not None:
                 self._holding.pop(what.bid, None)  # that nothing comes of it is not its doing
-                raise refuse(code, f"bid {what.bid}", "what the Region's documents allow now", "solicit anew")
+                raise ShoalError(forbidden)
             lease_s = await self._asked(what.bid, hold.Awarded(what), award.evidence)
             return Grant(what.agreement, what.bid, self._region, lease_s, gateways(self._fleet()))
 
@@ -581,20 +583,19 @@ class BidsController:
         if self._workloads.catalog is self._judged:
             return {}
         found = {
-            name: code
+            name: forbidden.code
             for name, deal in self._open.items()
-            if isinstance(deal.state, Granted) and (code := self._forbids(deal.state.asked)) is not None
+            if isinstance(deal.state, Granted) and (forbidden := self._forbids(deal.state.asked)) is not None
         }
         if not found:
             self._judged = self._workloads.catalog
         return found
 
-    def _forbids(self, asked: Solicitation) -> Code | None:
-        """Why this region's documents do not allow it any more."""
+    def _forbids(self, asked: Solicitation) -> Refusal | None:
+        """Why this region's documents do not allow it, or not any more."""
         catalog = self._workloads.catalog
-        if may_trade(catalog.trades(self._region), asked.origin, asked.workload.tenant) is None:
-            return Code.TRADE_DENIED
-        return Code.RESIDENCY if outside_of(asked, catalog.facts(self._region, {})) is not None else None
+        forbidden = denied(catalog.trades(self._region), asked.origin, asked.workload.tenant)
+        return forbidden or outside_of(asked, catalog.facts(self._region, {}))
 
     # -- work that waits for others -----------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from shoal.types.chain import LedgerEntry, digest
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.units import Seconds
+from shoal.wire.outbound import refusal_of_peer
 
 KNOWN: Final = "federation/"
 """What every replica keeps in mind."""
@@ -121,9 +122,9 @@ class FederationController:
     async def admit(self, member: Member, *, by: str = "", extra: Transaction = NOTHING_MORE) -> Directory:
         """What a redeemed token leads to. extra: written with it, or not at all.
 
-        Raises ShoalError(FIELD_INVALID | CONFLICT), StaleRevision as `extra` expects.
+        Raises ShoalError(FIELD_INVALID | SOURCE_DENIED | CONFLICT), StaleRevision as `extra` expects.
         """
-        _check(judge_member(member))
+        _check(judge_member(member) or refusal_of_peer(member.address))
         if member.region == self._name:
             raise refuse(
                 Code.CONFLICT, f"a region called {self._name}", "another name than the federation's", "rename it"
@@ -141,10 +142,10 @@ class FederationController:
         return self.directory()
 
     async def updated(self, heard: Heard[Member]) -> Directory:
-        """Raises ShoalError(REGION_MISMATCH | REGION_UNKNOWN | FIELD_INVALID)."""
+        """Raises ShoalError(REGION_MISMATCH | REGION_UNKNOWN | FIELD_INVALID | SOURCE_DENIED)."""
         self._member(heard.by)
         member = _own(heard, heard.what.region)
-        _check(judge_member(member))
+        _check(judge_member(member) or refusal_of_peer(member.address))
         if self._book.members[heard.by] != _bare(member):
             await self._put_member(member, Event("REGION_CHANGED", heard.by, member.address, heard.by), NOTHING_MORE)
         return self.directory()

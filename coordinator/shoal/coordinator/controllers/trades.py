@@ -46,7 +46,7 @@ from shoal.coordinator.core.negotiation.model import (
     Trade,
     Wish,
 )
-from shoal.coordinator.core.negotiation.trust import may_delegate
+from shoal.coordinator.core.negotiation.trust import fits
 from shoal.coordinator.core.placement.model import without_standby
 from shoal.coordinator.core.workloads.model import Delegated
 from shoal.coordinator.ports import Clock, FederationLink, Heard, Ids, Meter, Peers, StaleRevision, Store
@@ -56,7 +56,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Answer, Directory, Offer, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Elapsed, Seconds
-from shoal.types.workload import Delegation, DelegationMode, Intent, Relaxation, WorkloadKey
+from shoal.types.workload import DelegationMode, Intent, Relaxation, WorkloadKey
 
 T = TypeVar("T")
 
@@ -681,11 +681,10 @@ class TradesController:
     async def _ask_directly(self, asked: Solicitation) -> tuple[Heard[Answer], ...]:
         directory = self._directory()
         members = directory.members if directory is not None else ()
-        delegation = Delegation(DelegationMode.WHEN_BETTER, to=asked.to)
         regions = [
             each.region
             for each in sorted(members, key=lambda each: (self._rtt().get(each.region, math.inf), each.region))
-            if each.region != self._region and may_delegate(delegation, each.region)
+            if each.region != self._region and fits(asked.to, each.region)
         ]
 
         async def ask(region: str) -> Heard[Answer] | None:
@@ -715,8 +714,7 @@ class TradesController:
 
 def _may_go(intent: Intent, offer: Offer) -> bool:
     """Whether the data of this workload may go to the region of that offer."""
-    allowed = intent.require.residency
-    return not allowed or not {offer.region, offer.residency}.isdisjoint(allowed)
+    return intent.require.may_be_in(offer.region, offer.residency)
 
 
 def _delegated(state: Trade, now: Elapsed, intent: Intent | None) -> Delegated | None:

@@ -10,6 +10,7 @@ import grpc.aio
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.wire.enrol import Enrolled
 from shoal.wire.limits import LINK_BYTES, PEER, channel_options
+from shoal.wire.outbound import target_of_peer
 from shoal.wire.status import refusal_of
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class Channels:
 
     def to(self, address: str, roots: Sequence[str], server_name: str, slot: str = "") -> grpc.aio.Channel:
         """roots: the CAs (PEM) of the region that is called, and no other's. slot: of which one stays
-        open; the server's."""
+        open; the server's. Raises ShoalError(SOURCE_DENIED)."""
         own = self._identity()
         made_of = (address, tuple(roots), own.certificate_pem)
         known = self._open.get(slot or server_name)
@@ -46,7 +47,7 @@ class Channels:
             return known[1]
         credentials = grpc.ssl_channel_credentials("".join(roots).encode(), own.key_pem, own.certificate_pem)
         options = channel_options(LINK_BYTES, server_name=server_name, patience=PEER)
-        channel = grpc.aio.secure_channel(address, credentials, options)
+        channel = grpc.aio.secure_channel(target_of_peer(address), credentials, options)
         self._open[slot or server_name] = (made_of, channel)
         if known is not None:
             closing = asyncio.create_task(known[1].close(CLOSE_S))

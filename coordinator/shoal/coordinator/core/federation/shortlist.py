@@ -2,11 +2,10 @@
 their word. One that is too far is asked all the same, after the nearer ones: it may have a counter-offer."""
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from typing import Final
 
+from shoal.coordinator.core.negotiation.trust import fits
 from shoal.types.offer import Advertisement, Member, Solicitation
-from shoal.types.workload import Requirements
 
 ASKED_MOST: Final = 16
 
@@ -25,13 +24,11 @@ def _fits(solicitation: Solicitation, member: Member) -> bool:
     advertisement = member.advertisement
     if member.region == solicitation.origin or advertisement is None:
         return False
-    if not any(fnmatchcase(member.region, pattern) for pattern in solicitation.to):
+    if not fits(solicitation.to, member.region):
         return False
-    return _may_hold(solicitation.require, member) and _has_room(solicitation, advertisement)
-
-
-def _may_hold(require: Requirements, member: Member) -> bool:
-    return not require.residency or bool({member.region, member.residency} & {*require.residency} - {""})
+    if not solicitation.require.may_be_in(member.region, member.residency):
+        return False
+    return _has_room(solicitation, advertisement)
 
 
 def _has_room(solicitation: Solicitation, advertisement: Advertisement) -> bool:

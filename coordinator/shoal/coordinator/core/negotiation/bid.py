@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.commitments import total_bytes
 from shoal.coordinator.core.fleet.state import Fleet
-from shoal.coordinator.core.negotiation.trust import may_trade
+from shoal.coordinator.core.negotiation.trust import denied, may_trade
 from shoal.coordinator.core.placement.model import (
     Candidate,
     Inputs,
@@ -66,10 +66,11 @@ def answer(
     the counterpart may so hold.
     """
     region = inputs.region
+    if (refusal := denied(trades, asked.origin, asked.workload.tenant)) is not None:
+        return _declined(asked, inputs, refusal)
     trade = may_trade(trades, asked.origin, asked.workload.tenant)
     if trade is None or asked.origin == region.name:
-        found = f"{region.name} takes no work of {asked.origin} for tenant {asked.workload.tenant}"
-        return _declined(asked, inputs, Refusal(Code.TRADE_DENIED, found, "an entry of its Region's `trade`"))
+        return _declined(asked, inputs, Refusal(Code.TRADE_DENIED, f"{region.name} asks itself", "another region"))
     if (absurd := _absurd(asked)) is not None:
         return _declined(asked, inputs, absurd)
     if (outside := outside_of(asked, region)) is not None:
@@ -107,11 +108,10 @@ def way_s(asked: Solicitation, region: str) -> Seconds:
 
 def outside_of(asked: Solicitation, region: RegionFacts) -> Refusal | None:
     """Why the data of this workload may not come here."""
-    allowed = asked.require.residency
-    if not allowed or {region.name, region.residency} & set(allowed):
+    if asked.require.may_be_in(region.name, region.residency):
         return None
     lies = region.residency or "nowhere that it declares"
-    return Refusal(Code.RESIDENCY, f"{region.name} lies in {lies}", ", ".join(allowed))
+    return Refusal(Code.RESIDENCY, f"{region.name} lies in {lies}", ", ".join(asked.require.residency))
 
 
 def _guest(asked: Solicitation, name: str, models: tuple[ModelRef, ...]) -> Intent:

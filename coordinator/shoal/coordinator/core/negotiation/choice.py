@@ -149,8 +149,7 @@ def gain_of(offer: Offer, other: Offer, terms: Terms) -> float:
 def misses(offer: Offer, require: Requirements, limits: Limits, terms: Terms) -> Refusal | None:
     """The first thing asked that an offer does not meet, as it is believed; in the order of placement's constraints."""
     latency, cost, joules = figures_of(offer, terms)
-    places = {offer.region, offer.residency} - {""}
-    if require.residency and not places & set(require.residency):
+    if not require.may_be_in(offer.region, offer.residency):
         found = f"{offer.region} lies in {offer.residency or offer.region}"
         return Refusal(Code.RESIDENCY, found, ", ".join(require.residency))
     if require.precisions and offer.precision not in require.precisions:

@@ -111,7 +111,6 @@ class Scope:
         self._devices = dict[Slot, dict[str, object]]()
         self._models = dict[str, dict[str, object]]()
         self._selected = dict[tuple[str, str, str, str], Refusal | None]()
-        self._residency = frozenset(filter(None, (inputs.region.name, inputs.region.residency)))
 
     @cached_property
     def devices(self) -> tuple[tuple[NodeState, Device], ...]:
@@ -271,9 +270,10 @@ class Scope:
         if require.where and (refusal := self._selector(option, require.where)) is not None:
             admits = f'node.name == "{option.state.name}" && device.name == "{option.device.name}"'
             yield Fault(Order.SELECTOR, refusal, Give(where=admits, distance=CATEGORY))
-        if require.residency and not self._residency & set(require.residency):
-            here = self.inputs.region.residency or self.inputs.region.name
-            refusal = Refusal(Code.RESIDENCY, f"{self.inputs.region.name} lies in {here}", ", ".join(require.residency))
+        region = self.inputs.region
+        if not require.may_be_in(region.name, region.residency):
+            here = region.residency or region.name
+            refusal = Refusal(Code.RESIDENCY, f"{region.name} lies in {here}", ", ".join(require.residency))
             yield Fault(Order.RESIDENCY, refusal, Give(residency=here, distance=2 * CATEGORY))
         if (missing := unsigned(self.inputs.signatures, option.model, require)) is not None:
             yield Fault(Order.SIGNATURE, *missing)

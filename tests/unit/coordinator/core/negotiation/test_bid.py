@@ -88,12 +88,18 @@ def test_an_indicative_bid_holds_nothing() -> None:
     assert (offered(answered).hold_s, answered.reserved) == (0.0, ())
 
 
+def test_a27_the_region_that_asks_and_the_tenant_it_asks_for_need_a_right_each() -> None:
+    trades = (Trade("us-*", ("bank", "lab-*"), 1.0), Trade("eu-*", ("shop",), 1.0))
+    assert declined(bid(solicitation(), region("a"), trades)) is Code.TENANT_DENIED
+    assert not offered(bid(solicitation(workload=WorkloadKey("lab-1", "ocr")), region("a"), trades)).is_counter
+    assert declined(bid(solicitation(origin="af-1"), region("a"), trades)) is Code.TRADE_DENIED
+
+
 @pytest.mark.parametrize(
     ("trades", "changes"),
     [
         ((), {}),
         ((Trade("eu-*", ("*",), 1.0),), {}),
-        ((Trade("*", ("bank",), 1.0),), {}),
         ((Trade("*", ("*",), 1.0),), {"origin": HERE}),
     ],
 )
