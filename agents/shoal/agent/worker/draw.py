@@ -9,6 +9,8 @@ from shoal.agent.worker.engine import reference_shapes
 from shoal.agent.worker.tensors import DATATYPES, Array
 from shoal.types.profile import TensorSpec
 
+_UNKNOWN = ((1, 1), (0, 1), (0, 15), (0, 0))
+"""Least and most of integers about which nothing is known."""
 _WORDS = ("a", "the", "Shoal", "0", "-1.5", "x y", "ß", "")
 
 
@@ -18,8 +20,8 @@ def draw(
     """Input number `index` of those that belong to `seed`.
 
     Floats are even over [0, 1) in one half of them and normal in the other: models are fed with pixels and with
-    features. Integers are drawn from [0, below) where that is known. Where it is not they are all the same: 1, as a
-    warm-up has it, in three of four and 0 in the fourth, since an integer may be a length, a shape or a divisor.
+    features. Integers are drawn from [0, below) where that is known. Where it is not, an integer may be a length, a
+    shape, a mask or a divisor: of four inputs one has 1 as a warm-up does, one 0 or 1, one up to 15, one 0.
     shapes: of inputs with dynamic axes; an axis that is not given is 1.
     """
     dice = np.random.default_rng([seed, index])
@@ -34,7 +36,8 @@ def draw(
             most = min(below[spec.name], np.iinfo(dtype).max)
             feeds[spec.name] = dice.integers(0, max(most, 1), size=shape, dtype=np.uint64).astype(dtype)
         elif dtype.kind in "iu":
-            feeds[spec.name] = np.full(shape, index % 4 != 3, dtype=dtype)
+            least, most = _UNKNOWN[index % len(_UNKNOWN)]
+            feeds[spec.name] = dice.integers(least, most, size=shape, endpoint=True).astype(dtype)
         else:
             numbers = dice.random(shape) if index % 2 == 0 else dice.standard_normal(shape)
             feeds[spec.name] = np.asarray(numbers).astype(dtype)

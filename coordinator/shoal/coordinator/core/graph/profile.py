@@ -5,6 +5,7 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto, ValueInfoProto
 
+from shoal.coordinator.core.graph.bounds import below
 from shoal.coordinator.core.graph.check import check
 from shoal.coordinator.core.graph.contents import domain_of, every_body, every_node, function_key, opsets_of
 from shoal.coordinator.core.graph.infer import attributes_of
@@ -17,6 +18,7 @@ from shoal.types.codes import Code, Refusal
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
 from shoal.types.units import Bytes, show_bytes
 
+_INTEGERS: Final = frozenset(dtype for dtype, name in OIP.items() if name.startswith(("INT", "UINT")))
 METADATA_VALUE: Final = 4096
 METADATA_ENTRIES: Final = 64
 """Metadata beyond these (a vocabulary, a licence text) stays in the model and is left out of its profile."""
@@ -67,6 +69,7 @@ def _profile(model: ModelProto, digest: str, size: int, rules: Rules) -> ModelPr
         activation_bytes=Bytes(ran.peak_bytes),
         confident=ran.tally.unknown == 0,
         metadata=_metadata(model),
+        below=below(model.graph, [info.name for info in given if info.type.tensor_type.elem_type in _INTEGERS]),
     )
 
 

@@ -124,4 +124,5 @@ def work_of(profile: ModelProfile) -> Work:
         bytes=profile.bytes_moved,
         nodes=sum(cost.nodes for cost in profile.costs),
         shapes=dict(profile.reference_shapes),
+        below=dict(profile.below),
     )
