@@ -8,6 +8,7 @@ from shoal.cli.commands import (
     apply,
     bench,
     ca,
+    can_move,
     context,
     cordon,
     delete,
@@ -41,6 +42,7 @@ _VERBS: tuple[click.Command, ...] = (
     get.get,
     describe.describe,
     explain.explain,
+    can_move.can_move,
     delete.delete,
     infer.infer,
     model.model,
@@ -58,7 +60,6 @@ _VERBS: tuple[click.Command, ...] = (
 
 
 LATER: dict[str, str] = {
-    "can-move": "migration",
     "migrate": "migration",
     "drain": "migration",
     "rollback": "migration",

@@ -168,6 +168,11 @@ class Region:
         key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
         return self._call("Explain", operator_pb2.ExplainRequest(workload=key))  # type: ignore[no-any-return]
 
+    def can_move(self, tenant: str, name: str, to: str) -> operator_pb2.CanMoveReply:
+        """name: of a workload, else of a pushed model. to: NODE, NODE/DEVICE or REGION."""
+        request = operator_pb2.CanMoveRequest(tenant=tenant, name=name, to=to)
+        return self._call("CanMove", request)  # type: ignore[no-any-return]
+
     def cordon(self, node: str, *, cordoned: bool) -> operator_pb2.NodeView:
         request = operator_pb2.CordonRequest(node=node, cordoned=cordoned)
         return self._call("Cordon", request).node  # type: ignore[no-any-return]

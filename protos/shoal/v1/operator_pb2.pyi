@@ -1350,6 +1350,208 @@ class ExplainReply(_message.Message):
 Global___ExplainReply: _TypeAlias = ExplainReply  # noqa: Y015
 
 @_typing.final
+class CanMoveRequest(_message.Message):
+    """name: of a workload, else of a pushed model. to: NODE, NODE/DEVICE or REGION."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    name: _builtins.str
+    to: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        name: _builtins.str = ...,
+        to: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tenant", b"tenant", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanMoveRequest: _TypeAlias = CanMoveRequest  # noqa: Y015
+
+@_typing.final
+class MoveFigures(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    JOULES_FIELD_NUMBER: _builtins.int
+    ENERGY_SOURCE_FIELD_NUMBER: _builtins.int
+    COST_USD_PER_H_FIELD_NUMBER: _builtins.int
+    energy_source: _builtins.str
+    cost_usd_per_h: _builtins.float
+    @_builtins.property
+    def latency_p95_s(self) -> Global___Estimate: ...
+    @_builtins.property
+    def joules(self) -> Global___Estimate: ...
+    def __init__(
+        self,
+        *,
+        latency_p95_s: Global___Estimate | None = ...,
+        joules: Global___Estimate | None = ...,
+        energy_source: _builtins.str = ...,
+        cost_usd_per_h: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["joules", b"joules", "latency_p95_s", b"latency_p95_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_usd_per_h", b"cost_usd_per_h", "energy_source", b"energy_source", "joules", b"joules", "latency_p95_s", b"latency_p95_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveFigures: _TypeAlias = MoveFigures  # noqa: Y015
+
+@_typing.final
+class MoveNeed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEED_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    need: _builtins.str
+    """rebuild | precision"""
+    what: _builtins.str
+    def __init__(
+        self,
+        *,
+        need: _builtins.str = ...,
+        what: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["need", b"need", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveNeed: _TypeAlias = MoveNeed  # noqa: Y015
+
+@_typing.final
+class MoveEstimate(_message.Message):
+    """One device and model variant that it might move to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    EMULATED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    PROVIDER_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    NEAREST_FIELD_NUMBER: _builtins.int
+    FETCH_BYTES_FIELD_NUMBER: _builtins.int
+    LOAD_S_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
+    COST_OF_BOTH_FIELD_NUMBER: _builtins.int
+    DRIFT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    device: _builtins.str
+    emulated: _builtins.bool
+    model: _builtins.str
+    precision: _builtins.str
+    provider: _builtins.str
+    answer: _builtins.str
+    """yes | yes-with | no"""
+    nearest: _builtins.str
+    fetch_bytes: _builtins.int
+    """What its node lacks of the model."""
+    cost_of_both: _builtins.float
+    """USD, for the time in which both run and the new one loads; NaN where a price is unknown."""
+    @_builtins.property
+    def needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveNeed]: ...
+    @_builtins.property
+    def refusal(self) -> _nouns_pb2.Refusal: ...
+    @_builtins.property
+    def load_s(self) -> Global___Estimate: ...
+    @_builtins.property
+    def now(self) -> Global___MoveFigures:
+        """Absent where nothing runs, or nothing is known."""
+
+    @_builtins.property
+    def then(self) -> Global___MoveFigures: ...
+    @_builtins.property
+    def drift(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Tolerance]:
+        """How far its answers may be from those of now before a migration is refused; of the policy, where that says."""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        device: _builtins.str = ...,
+        emulated: _builtins.bool = ...,
+        model: _builtins.str = ...,
+        precision: _builtins.str = ...,
+        provider: _builtins.str = ...,
+        answer: _builtins.str = ...,
+        needs: _abc.Iterable[Global___MoveNeed] | None = ...,
+        refusal: _nouns_pb2.Refusal | None = ...,
+        nearest: _builtins.str = ...,
+        fetch_bytes: _builtins.int = ...,
+        load_s: Global___Estimate | None = ...,
+        now: Global___MoveFigures | None = ...,
+        then: Global___MoveFigures | None = ...,
+        cost_of_both: _builtins.float = ...,
+        drift: _abc.Iterable[_nouns_pb2.Tolerance] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load_s", b"load_s", "now", b"now", "refusal", b"refusal", "then", b"then"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "cost_of_both", b"cost_of_both", "device", b"device", "drift", b"drift", "emulated", b"emulated", "fetch_bytes", b"fetch_bytes", "load_s", b"load_s", "model", b"model", "nearest", b"nearest", "needs", b"needs", "node", b"node", "now", b"now", "precision", b"precision", "provider", b"provider", "refusal", b"refusal", "then", b"then"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveEstimate: _TypeAlias = MoveEstimate  # noqa: Y015
+
+@_typing.final
+class CanMoveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    SOURCE_NODE_FIELD_NUMBER: _builtins.int
+    SOURCE_DEVICE_FIELD_NUMBER: _builtins.int
+    ESTIMATES_FIELD_NUMBER: _builtins.int
+    BIDS_FIELD_NUMBER: _builtins.int
+    answer: _builtins.str
+    """Of the best."""
+    source_node: _builtins.str
+    """Where the replica that would move is; empty where none runs."""
+    source_device: _builtins.str
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
+    @_builtins.property
+    def estimates(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveEstimate]:
+        """Best first: of a node or device."""
+
+    @_builtins.property
+    def bids(self) -> _containers.RepeatedCompositeFieldContainer[Global___BidView]:
+        """Of a region; nothing is held."""
+
+    def __init__(
+        self,
+        *,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
+        answer: _builtins.str = ...,
+        source_node: _builtins.str = ...,
+        source_device: _builtins.str = ...,
+        estimates: _abc.Iterable[Global___MoveEstimate] | None = ...,
+        bids: _abc.Iterable[Global___BidView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "bids", b"bids", "estimates", b"estimates", "source_device", b"source_device", "source_node", b"source_node", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CanMoveReply: _TypeAlias = CanMoveReply  # noqa: Y015
+
+@_typing.final
 class CordonRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

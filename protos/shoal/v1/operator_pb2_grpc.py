@@ -64,6 +64,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.ExplainReply.FromString,
                 _registered_method=True)
+        self.CanMove = channel.unary_unary(
+                '/shoal.v1.Operator/CanMove',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.CanMoveRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.CanMoveReply.FromString,
+                _registered_method=True)
         self.Cordon = channel.unary_unary(
                 '/shoal.v1.Operator/Cordon',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.CordonRequest.SerializeToString,
@@ -173,6 +178,14 @@ class OperatorServicer:
 
     def Explain(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CanMove(self, request, context):
+        """Whether a workload, or a model that nobody runs yet, could move to a node, a device or another region, and at what
+        price. Changes nothing and holds nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -300,6 +313,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.ExplainRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.ExplainReply.SerializeToString,
+            ),
+            'CanMove': grpc.unary_unary_rpc_method_handler(
+                    servicer.CanMove,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.CanMoveRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.CanMoveReply.SerializeToString,
             ),
             'Cordon': grpc.unary_unary_rpc_method_handler(
                     servicer.Cordon,
@@ -534,6 +552,33 @@ class Operator:
             '/shoal.v1.Operator/Explain',
             shoal_dot_v1_dot_operator__pb2.ExplainRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.ExplainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CanMove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/CanMove',
+            shoal_dot_v1_dot_operator__pb2.CanMoveRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.CanMoveReply.FromString,
             options,
             channel_credentials,
             insecure,

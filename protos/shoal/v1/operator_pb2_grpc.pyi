@@ -39,6 +39,10 @@ class OperatorStub:
     Get: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetRequest, _operator_pb2.GetReply]
     Delete: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DeleteRequest, _operator_pb2.DeleteReply]
     Explain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ExplainRequest, _operator_pb2.ExplainReply]
+    CanMove: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CanMoveRequest, _operator_pb2.CanMoveReply]
+    """Whether a workload, or a model that nobody runs yet, could move to a node, a device or another region, and at what
+    price. Changes nothing and holds nothing.
+    """
     Cordon: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CordonRequest, _operator_pb2.CordonReply]
     Events: _grpc.UnaryStreamMultiCallable[_operator_pb2.EventsRequest, _operator_pb2.Event]
     """Past events from `after`, then (follow) new ones as they happen."""
@@ -72,6 +76,10 @@ class OperatorAsyncStub(OperatorStub):
     Get: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetRequest, _operator_pb2.GetReply]  # type: ignore[assignment]
     Delete: _aio.UnaryUnaryMultiCallable[_operator_pb2.DeleteRequest, _operator_pb2.DeleteReply]  # type: ignore[assignment]
     Explain: _aio.UnaryUnaryMultiCallable[_operator_pb2.ExplainRequest, _operator_pb2.ExplainReply]  # type: ignore[assignment]
+    CanMove: _aio.UnaryUnaryMultiCallable[_operator_pb2.CanMoveRequest, _operator_pb2.CanMoveReply]  # type: ignore[assignment]
+    """Whether a workload, or a model that nobody runs yet, could move to a node, a device or another region, and at what
+    price. Changes nothing and holds nothing.
+    """
     Cordon: _aio.UnaryUnaryMultiCallable[_operator_pb2.CordonRequest, _operator_pb2.CordonReply]  # type: ignore[assignment]
     Events: _aio.UnaryStreamMultiCallable[_operator_pb2.EventsRequest, _operator_pb2.Event]  # type: ignore[assignment]
     """Past events from `after`, then (follow) new ones as they happen."""
@@ -138,6 +146,16 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ExplainReply, _abc.Awaitable[_operator_pb2.ExplainReply]]: ...
+
+    @_abc_1.abstractmethod
+    def CanMove(
+        self,
+        request: _operator_pb2.CanMoveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.CanMoveReply, _abc.Awaitable[_operator_pb2.CanMoveReply]]:
+        """Whether a workload, or a model that nobody runs yet, could move to a node, a device or another region, and at what
+        price. Changes nothing and holds nothing.
+        """
 
     @_abc_1.abstractmethod
     def Cordon(

@@ -1,9 +1,11 @@
 """What people see, as files: rewritten by `pytest --update-golden`."""
 
+import math
 from pathlib import Path
 
 import pytest
 
+from shoal.cli.render import move as moves
 from shoal.cli.render import plan as plans
 from shoal.cli.render import resources
 from shoal.cli.render.data import as_data
@@ -202,3 +204,36 @@ def test_hostile_names_reach_no_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[bold]me[/bold]" in text
+
+
+def test_can_move(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> None:
+    now = operator_pb2.MoveFigures(
+        latency_p95_s=estimate(0.004), joules=estimate(5.8), energy_source="profile", cost_usd_per_h=2.5
+    )
+    then = operator_pb2.MoveFigures(
+        latency_p95_s=estimate(0.011), joules=estimate(0.27), energy_source="profile", cost_usd_per_h=math.nan
+    )
+    reply = operator_pb2.CanMoveReply(
+        workload=nouns_pb2.WorkloadKey(tenant="default", name="reader"),
+        answer="yes-with",
+        source_node="cloud-gpu",
+        source_device="gpu0",
+        estimates=[
+            operator_pb2.MoveEstimate(
+                node="edge-npu", device="npu0", emulated=True, precision="int8", provider="OpenVINO", answer="yes-with",
+                needs=[
+                    operator_pb2.MoveNeed(need="rebuild", what="OpenVINO prepares it anew, CUDA ran it"),
+                    operator_pb2.MoveNeed(need="precision", what="the int8 variant, fp32 runs now"),
+                ],
+                fetch_bytes=10 * 2**20, load_s=estimate(0.8), now=now, then=then, cost_of_both=0.0031,
+                drift=[nouns_pb2.Tolerance(metric="cosine", bound=0.99)],
+            ),
+            operator_pb2.MoveEstimate(
+                node="edge-npu", device="npu1", emulated=True, precision="fp32", provider="OpenVINO", answer="no",
+                refusal=nouns_pb2.Refusal(code="MEMORY_SHORT", found="3 MiB free on edge-npu/npu1", asked="64 MiB"),
+                nearest="free 61 MiB on edge-npu/npu1",
+            ),
+        ],
+    )  # fmt: skip
+    moves.show_prospect(reply, "edge-npu", wide=False)
+    agrees("can-move.txt", capsys.readouterr().out, request)

@@ -90,12 +90,16 @@ def _show_elsewhere(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
         return
     if plan.bids:
         line(f"  delegate: {plan.delegate}  others would offer (nothing is held):")
-        columns = ["", "REGION", "P95 HERE", "PRICE", "ENERGY", "REPLICAS", "LOAD", "GAIN", "WHY NOT"]
-        if wide:
-            columns += ["PROMISED", "WAY", "TRUST", "PRECISION", "CACHED", "RESIDENCY", "NEEDS"]
-        table(columns, [_bid(bid)[: len(columns)] for bid in plan.bids])
+        show_bids(plan.bids, wide=wide)
     if plan.undelegated.code:
         line(f"  not delegated: {reason(plan.undelegated)}  {plan.undelegated.asked}  {plan.undelegated.remedy}")
+
+
+def show_bids(bids: Iterable[operator_pb2.BidView], *, wide: bool) -> None:
+    columns = ["", "REGION", "P95 HERE", "PRICE", "ENERGY", "REPLICAS", "LOAD", "GAIN", "WHY NOT"]
+    if wide:
+        columns += ["PROMISED", "WAY", "TRUST", "PRECISION", "CACHED", "RESIDENCY", "NEEDS"]
+    table(columns, [_bid(bid)[: len(columns)] for bid in bids])
 
 
 def _bid(bid: operator_pb2.BidView) -> list[str]:
@@ -109,7 +113,7 @@ def _bid(bid: operator_pb2.BidView) -> list[str]:
         show_usd_per_hour(offer.cost) if math.isfinite(offer.cost) else "-",
         f"{show_joules(offer.joules)} ({offer.energy_source})" if math.isfinite(offer.joules) else "-",
         str(offer.replicas),
-        show_seconds(offer.load_s),
+        show_seconds(offer.load_s) if math.isfinite(offer.load_s) else "-",
         f"{bid.gain:.1%}" if math.isfinite(bid.gain) else "-",
         reason(bid.refusal),
         show_seconds(offer.latency_p95_s),

@@ -46,6 +46,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/Get": _READ,
     "/shoal.v1.Operator/Delete": _WRITE,
     "/shoal.v1.Operator/Explain": _READ,
+    "/shoal.v1.Operator/CanMove": _READ,
     "/shoal.v1.Operator/Cordon": _WRITE,
     "/shoal.v1.Operator/Events": _READ,
     "/shoal.v1.Operator/CreateToken": _WRITE,

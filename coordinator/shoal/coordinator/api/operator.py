@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.prospects import prospect_view
 from shoal.coordinator.controllers import doctor
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
@@ -13,6 +14,7 @@ from shoal.coordinator.controllers.following import Following
 from shoal.coordinator.controllers.members import Members
 from shoal.coordinator.controllers.membership import Membership
 from shoal.coordinator.controllers.outlook import outlooks
+from shoal.coordinator.controllers.prospects import prospect
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.ports import Clock, Store
@@ -186,6 +188,13 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             placements=views.placement_views(controller, fleet, controller.explained(), key),
             signals=self._signals(),
         )
+
+    async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply:
+        key = WorkloadKey(request.tenant or "default", request.name)
+        joined = self._trading.membership.joined if self._trading is not None else None
+        regions = {member.region for member in joined.directory.members} if joined is not None else set[str]()
+        region = self._region
+        return prospect_view(await prospect(region.workloads, region.trades, regions, key, request.to))
 
     async def Cordon(self, request: operator_pb2.CordonRequest, context: Any) -> operator_pb2.CordonReply:
         actor = identity_of_context(context).uri

@@ -261,14 +261,14 @@ def workload_plan_view(plan: WorkloadPlan, outlook: Outlook | None = None) -> op
     if outlook is not None:
         view.delegate = outlook.mode
         view.delegated_to, view.agreement = outlook.region, outlook.agreement
-        view.bids.extend(_bid(bid, outlook.winner) for bid in outlook.bids)
+        view.bids.extend(bid_view(bid, outlook.winner) for bid in outlook.bids)
         view.relaxed.extend([f"elsewhere: {outlook.relaxed}"] if outlook.relaxed else [])
         if outlook.refusal is not None:
             view.undelegated.CopyFrom(refusal_view(outlook.refusal))
     return view
 
 
-def _bid(bid: Bid, winner: str) -> operator_pb2.BidView:
+def bid_view(bid: Bid, winner: str) -> operator_pb2.BidView:
     answer, figures = bid.judged.answer, bid.judged.figures
     view = operator_pb2.BidView(
         region=answer.region,
@@ -375,17 +375,17 @@ def _candidate(candidate: Candidate) -> operator_pb2.Candidate:
 
 def _prediction(prediction: Prediction) -> operator_pb2.Prediction:
     return operator_pb2.Prediction(
-        latency_p50_s=_estimate(prediction.latency_p50_s),
-        latency_p95_s=_estimate(prediction.latency_p95_s),
-        memory_bytes=_estimate(prediction.memory_bytes),
-        load_s=_estimate(prediction.load_s),
-        joules=_estimate(prediction.joules),
+        latency_p50_s=estimate_view(prediction.latency_p50_s),
+        latency_p95_s=estimate_view(prediction.latency_p95_s),
+        memory_bytes=estimate_view(prediction.memory_bytes),
+        load_s=estimate_view(prediction.load_s),
+        joules=estimate_view(prediction.joules),
         energy_source=prediction.energy_source,
         basis=prediction.basis,
     )
 
 
-def _estimate(interval: Interval) -> operator_pb2.Estimate:
+def estimate_view(interval: Interval) -> operator_pb2.Estimate:
     return operator_pb2.Estimate(low=interval.low, mid=interval.mid, high=interval.high)
 
 

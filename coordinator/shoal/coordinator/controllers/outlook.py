@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator.controllers.catalog import Catalog
-from shoal.coordinator.controllers.trades import TradesController
+from shoal.coordinator.controllers.trades import Indicative, TradesController
 from shoal.coordinator.core.negotiation.choice import Judged, own_figures
 from shoal.coordinator.core.negotiation.model import Resting
 from shoal.coordinator.core.placement.model import WorkloadPlan
@@ -77,10 +77,15 @@ async def _outlook(trades: TradesController | None, catalog: Catalog, intent: In
     indicative = await trades.indicative(intent, catalog.profiles, own_figures(plan))
     if indicative is None:
         return Outlook(mode, refusal=last)
-    choice, terms = indicative.choice, indicative.terms
-    bids = tuple(
-        Bid(each, terms.way_s.get(each.answer.region, float("nan")), terms.trust.get(each.answer.region, 1.0))
-        for each in choice.judged
-    )
+    choice = indicative.choice
     winner = choice.winner.region if choice.winner is not None else ""
-    return Outlook(mode, bids=bids, winner=winner, relaxed=indicative.relaxed, refusal=choice.refusal)
+    return Outlook(mode, bids=bids_of(indicative), winner=winner, relaxed=indicative.relaxed, refusal=choice.refusal)
+
+
+def bids_of(indicative: Indicative) -> tuple[Bid, ...]:
+    """Best first."""
+    terms = indicative.terms
+    return tuple(
+        Bid(each, terms.way_s.get(each.answer.region, float("nan")), terms.trust.get(each.answer.region, 1.0))
+        for each in indicative.choice.judged
+    )

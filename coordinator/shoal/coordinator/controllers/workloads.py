@@ -226,12 +226,18 @@ class WorkloadsController:
 
     def plan(self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str) -> Planned:
         """What applying would do; changes nothing. No texts: what would change now."""
-        proposal = propose(self.catalog, texts, digests, region=self._region, actor=actor, wall=self._clock.wall())
+        proposal = self.proposed(texts, digests, actor)
         if proposal.problems:
             return Planned(proposal, None)
         plan = self.explained(proposal.catalog)
         self._remember(plan)
         return Planned(proposal, plan, self._signals(proposal.catalog))
+
+    def proposed(
+        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str] | None = None, actor: str = ""
+    ) -> Proposal:
+        """Documents laid over those that hold; changes nothing."""
+        return propose(self.catalog, texts, digests or {}, region=self._region, actor=actor, wall=self._clock.wall())
 
     async def apply(
         self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str
@@ -353,13 +359,13 @@ class WorkloadsController:
             for device in state.node.devices
         }
 
-    def inputs(self) -> Inputs:
-        """What placement looks at now."""
-        return self._inputs(self.catalog)
+    def inputs(self, catalog: Catalog | None = None) -> Inputs:
+        """What placement looks at now; under other documents, where a catalog is given."""
+        return self._inputs(catalog or self.catalog)
 
     def explained(self, catalog: Catalog | None = None) -> Plan:
         """The plan as it would be computed now, with every candidate."""
-        return place(self._inputs(catalog or self.catalog))
+        return place(self.inputs(catalog))
 
     def explain(self, key: WorkloadKey) -> WorkloadPlan:
         """Raises ShoalError(WORKLOAD_UNKNOWN)."""

@@ -1,0 +1,62 @@
+"""What a move would take, for people."""
+
+import math
+from collections.abc import Callable
+
+from shoal.cli.render.output import line, table
+from shoal.cli.render.plan import show_bids
+from shoal.cli.render.resources import device_name, estimate, reason
+from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
+from shoal.v1 import operator_pb2
+
+
+def show_prospect(reply: operator_pb2.CanMoveReply, to: str, *, wide: bool) -> None:
+    """The answer first, then each device and variant, the best on top."""
+    name = f"{reply.workload.tenant}/{reply.workload.name}"
+    now = f", from {reply.source_node}/{reply.source_device}" if reply.source_node else ", which runs nowhere yet"
+    line(f"{reply.answer}: {name} to {to}{now if reply.estimates else ''}", "red" if reply.answer == "no" else "green")
+    if reply.bids:
+        line("  what it would offer (nothing is held):")
+        show_bids(reply.bids, wide=wide)
+    for each in reply.estimates:
+        _show(each, wide=wide)
+
+
+def _show(one: operator_pb2.MoveEstimate, *, wide: bool) -> None:
+    where = device_name(one.node, one.device, one.emulated)
+    line(f"  {one.answer}  {where}  {one.precision}  {one.provider}", "bold")
+    for need in one.needs:
+        line(f"    with {need.need}: {need.what}")
+    if one.refusal.code:
+        line(f"    because {reason(one.refusal)}  {one.refusal.asked}", "red")
+        if one.nearest:
+            line(f"    would do with: {one.nearest}")
+    if one.answer == "no" and not wide:
+        return
+    fetch = show_bytes(one.fetch_bytes) if one.fetch_bytes else "held there"
+    both = f", {one.cost_of_both:.2g} USD while both run" if math.isfinite(one.cost_of_both) else ""
+    line(f"    bytes {fetch}, load {estimate(one.load_s, show_seconds)}{both}")
+    source, target = one.now if one.HasField("now") else None, one.then if one.HasField("then") else None
+    rows = [
+        ["p95 at the worker", _of(source, "latency_p95_s", show_seconds), _of(target, "latency_p95_s", show_seconds)],
+        ["energy/inference", _energy(source), _energy(target)],
+        ["cost", _cost(source), _cost(target)],
+    ]
+    table(["", "NOW", "THEN"], rows)
+    if one.drift:
+        bounds = ", ".join(f"{each.metric} {each.bound:g}" for each in one.drift)
+        line(f"    a move is refused where answers differ by more than {bounds}", "dim")
+
+
+def _of(figures: operator_pb2.MoveFigures | None, name: str, show_one: Callable[[float], str]) -> str:
+    return estimate(getattr(figures, name), show_one) if figures is not None else "-"
+
+
+def _energy(figures: operator_pb2.MoveFigures | None) -> str:
+    text = _of(figures, "joules", show_joules)
+    return text if figures is None or text == "-" else f"{text} ({figures.energy_source})"
+
+
+def _cost(figures: operator_pb2.MoveFigures | None) -> str:
+    known = figures is not None and math.isfinite(figures.cost_usd_per_h)
+    return show_usd_per_hour(figures.cost_usd_per_h) if figures is not None and known else "-"

@@ -1,0 +1,173 @@
+"""Can a workload move there, and at what price? What `shoal can-move` answers, and what a migration is held against."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal.coordinator.core.migration.tolerance import default
+from shoal.coordinator.core.placement.model import Candidate, Inputs, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.prediction.model import Interval
+from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.device import EnergySource
+from shoal.types.migration import Tolerance
+from shoal.types.units import Bytes, UsdPerHour
+from shoal.types.workload import WorkloadKey
+
+UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
+
+class Answer(StrEnum):
+    YES = "yes"
+    YES_WITH = "yes-with"
+    """It can, and something of it changes: `Estimate.needs` says what."""
+    NO = "no"
+
+
+class Need(StrEnum):
+    """What changes on the way."""
+
+    REBUILD = "rebuild"
+    """Another runtime or provider prepares the model anew: compiled or optimised there, and its kernels differ."""
+    PRECISION = "precision"
+    """Another variant of the model, in another precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A replica's service. latency_p95_s: at the worker, seconds. joules: per inference. cost: USD/h of the device."""
+
+    latency_p95_s: Interval
+    joules: Interval
+    energy_source: EnergySource
+    cost: UsdPerHour
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One (device, model variant) that a workload might move to.
+
+    needs: of YES_WITH, with what it is in words. refusal, nearest: of NO: the first constraint in the way, and what
+    one would change to be rid of it. fetch_bytes: what its node lacks of the model, 0 where it holds it. load_s:
+    loading and warming up there. now: of the replica that would move, None where none runs. then: None where nothing
+    is known of the device. cost_of_both: USD for the time in which both run and the new one loads, at the middle of
+    `load_s`; NaN where a price is unknown. drift: how far its answers may be from those of now before a migration is
+    refused, where the policy does not say otherwise; empty where nothing runs.
+    """
+
+    node: str
+    device: str
+    emulated: bool
+    model: str
+    precision: str
+    provider: str
+    answer: Answer
+    needs: tuple[tuple[Need, str], ...]
+    refusal: Refusal | None
+    nearest: str
+    fetch_bytes: Bytes
+    load_s: Interval
+    now: Figures | None
+    then: Figures | None
+    cost_of_both: float
+    drift: tuple[Tolerance, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """source: where the replica that would move is; None where none runs. estimates: the best first."""
+
+    workload: WorkloadKey
+    source: Slot | None
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def answer(self) -> Answer:
+        return self.estimates[0].answer if self.estimates else Answer.NO
+
+
+def outlook(inputs: Inputs, key: WorkloadKey, node: str, device: str = "") -> Outlook:
+    """What moving a replica of this workload to `node` (one of its devices, if `device` names it) would take.
+
+    The replica that moves is the first that is not there; the others stay. Raises ShoalError(WORKLOAD_UNKNOWN |
+    NODE_UNKNOWN | NOT_FOUND): a node without that device.
+    """
+    state = inputs.fleet.nodes.get(node)
+    if state is None:
+        raise refuse(Code.NODE_UNKNOWN, f"node {node!r:.80}", "a node of this region", "see `shoal get nodes`")
+    if device and state.device(device) is None:
+        has = ", ".join(each.name for each in state.node.devices) or "no device"
+        raise refuse(Code.NOT_FOUND, f"{node} has no {device!r:.80}", has, "see `shoal get devices`")
+    plan = place(inputs, explain=(key,)).of(key)
+    if plan is None:
+        raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
+    there = [one for one in plan.candidates if one.node == node and device in ("", one.device)]
+    source = _source(plan, there)
+    estimates = [_estimate(inputs, source, candidate) for candidate in there]
+    order = (Answer.YES, Answer.YES_WITH, Answer.NO)
+    ranked = sorted(enumerate(estimates), key=lambda pair: (order.index(pair[1].answer), pair[0]))
+    return Outlook(key, Slot(source.node, source.device) if source is not None else None, tuple(e for _, e in ranked))
+
+
+def _source(plan: WorkloadPlan, there: Sequence[Candidate]) -> Candidate | None:
+    slots = {(one.node, one.device) for one in there}
+    current = [one for one in plan.candidates if one.current]
+    return next((one for one in current if (one.node, one.device) not in slots), current[0] if current else None)
+
+
+def _estimate(inputs: Inputs, source: Candidate | None, candidate: Candidate) -> Estimate:
+    refusal, nearest = candidate.refusal, candidate.nearest
+    if refusal is None and candidate.current:
+        where = f"{candidate.node}/{candidate.device}"
+        refusal, nearest = Refusal(Code.CONFLICT, f"it runs on {where} already", "another device"), ""
+    needs = _needs(inputs, source, candidate) if source is not None and refusal is None else ()
+    answer = Answer.NO if refusal is not None else Answer.YES_WITH if needs else Answer.YES
+    load_s = candidate.prediction.load_s if candidate.prediction is not None else UNKNOWN
+    return Estimate(
+        node=candidate.node,
+        device=candidate.device,
+        emulated=candidate.emulated,
+        model=candidate.model,
+        precision=candidate.precision,
+        provider=_provider(inputs, candidate),
+        answer=answer,
+        needs=needs,
+        refusal=refusal,
+        nearest=nearest,
+        fetch_bytes=_missing_bytes(inputs, candidate),
+        load_s=load_s,
+        now=_figures(source),
+        then=_figures(candidate),
+        cost_of_both=candidate.cost_usd_per_h * load_s.mid / 3600,
+        drift=default(source.precision, candidate.precision) if source is not None else (),
+    )
+
+
+def _needs(inputs: Inputs, source: Candidate, candidate: Candidate) -> tuple[tuple[Need, str], ...]:
+    found = list[tuple[Need, str]]()
+    here, there = _provider(inputs, source), _provider(inputs, candidate)
+    if here != there:
+        found.append((Need.REBUILD, f"{there} prepares it anew, {here} ran it"))
+    if source.model != candidate.model:
+        found.append((Need.PRECISION, f"the {candidate.precision} variant, {source.precision} runs now"))
+    return tuple(found)
+
+
+def _provider(inputs: Inputs, candidate: Candidate) -> str:
+    state = inputs.fleet.nodes.get(candidate.node)
+    device = state.device(candidate.device) if state is not None else None
+    return device.provider if device is not None else ""
+
+
+def _missing_bytes(inputs: Inputs, candidate: Candidate) -> Bytes:
+    held = any(each.model == candidate.model for each in inputs.desired.get(candidate.node, ()))
+    return Bytes(0 if held else inputs.profiles[candidate.model].size_bytes)
+
+
+def _figures(candidate: Candidate | None) -> Figures | None:
+    if candidate is None or candidate.prediction is None:
+        return None
+    prediction = candidate.prediction
+    cost = UsdPerHour(candidate.cost_usd_per_h)
+    return Figures(prediction.latency_p95_s, prediction.joules, prediction.energy_source, cost)

@@ -1,0 +1,102 @@
+"""Can it move there, and at what price: the answers, and that they agree with placement."""
+
+import math
+
+import pytest
+from unit.coordinator.core.region import (
+    DIGEST,
+    GIB,
+    SMALL,
+    START,
+    Region,
+    device,
+    fleet_of,
+    inputs,
+    intent,
+    node,
+    profile,
+    require,
+    traffic,
+    warm,
+)
+
+from shoal.coordinator.core.migration.estimate import Answer, Need, Outlook, outlook
+from shoal.coordinator.core.migration.tolerance import default
+from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Elapsed, UsdPerHour, Wall
+from shoal.types.workload import Intent, ModelRef
+
+NPU = device("npu0", kind="npu", memory=2 * GIB)
+
+
+def running(asked: Intent, *, to: str, device: str = "", costs: dict[Slot, UsdPerHour] | None = None) -> Outlook:
+    """The workload runs on `first`; `second` is a CPU of half its speed, `edge` an NPU."""
+    region = Region(
+        node("first"), node("second"), node("edge", NPU), flops={"first": 2e11, "second": 1e11, "edge": 1e11}
+    )
+    region.intents = (asked,)
+    region.costs = costs or {}
+    region.run(20)
+    return outlook(inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key, to, device)
+
+
+def test_to_the_same_kind_of_device_nothing_changes_but_the_figures() -> None:
+    found = running(intent(), to="second", costs={Slot("second", "cpu0"): UsdPerHour(0.36)})
+    (one,) = found.estimates
+    assert (found.source, found.answer, one.answer, one.needs) == (Slot("first", "cpu0"), Answer.YES, Answer.YES, ())
+    assert one.fetch_bytes == profile().size_bytes
+    assert one.now is not None
+    assert one.then is not None
+    assert one.now.latency_p95_s.mid == warm().latency_p95_s, "as it was measured there"
+    assert 0 < one.then.latency_p95_s.low < one.then.latency_p95_s.mid < one.then.latency_p95_s.high
+    assert one.cost_of_both == pytest.approx(0.36 * one.load_s.mid / 3600)
+
+
+def test_another_provider_prepares_the_model_anew() -> None:
+    (one,) = running(intent(), to="edge", device="npu0").estimates
+    assert one.answer is Answer.YES_WITH
+    assert [need for need, _ in one.needs] == [Need.REBUILD]
+    assert math.isnan(one.cost_of_both)
+
+
+def test_a_variant_is_another_precision() -> None:
+    both = (ModelRef("model.onnx", DIGEST, ""), ModelRef("small.onnx", SMALL, ""))
+    found = running(intent(models=both), to="second")
+    assert [one.answer for one in found.estimates] in ([Answer.YES, Answer.YES_WITH], [Answer.YES_WITH, Answer.YES])
+    changed = next(one for one in found.estimates if one.needs)
+    assert [need for need, _ in changed.needs] == [Need.PRECISION]
+    assert changed.drift == default("int8", "fp32")
+
+
+def test_what_the_policy_forbids_says_so_and_what_would_do() -> None:
+    found = running(intent(require=require(where='device.kind == "cpu"')), to="edge")
+    (one,) = found.estimates
+    assert (found.answer, one.refusal is not None and one.refusal.code) == (Answer.NO, Code.SELECTOR_MISMATCH)
+    assert "edge" in one.nearest
+
+
+def test_it_is_there_already() -> None:
+    (one,) = running(intent(), to="first").estimates
+    assert one.answer is Answer.NO
+    assert one.refusal is not None
+    assert one.refusal.code is Code.CONFLICT
+    assert one.fetch_bytes == 0
+
+
+def test_what_runs_nowhere_yet_may_be_asked_for() -> None:
+    fleet = fleet_of(node("only"))
+    found = outlook(inputs(fleet, intent(traffic=traffic(1.0)), profiles={DIGEST: profile()}), intent().key, "only")
+    (one,) = found.estimates
+    assert (found.source, one.answer, one.now, one.drift) == (None, Answer.YES, None, ())
+
+
+@pytest.mark.parametrize(
+    ("to", "device", "code"),
+    [("nowhere", "", Code.NODE_UNKNOWN), ("first", "gpu7", Code.NOT_FOUND)],
+)
+def test_what_there_is_not(to: str, device: str, code: Code) -> None:
+    with pytest.raises(ShoalError) as caught:
+        running(intent(), to=to, device=device)
+    assert caught.value.code is code
