@@ -9,9 +9,11 @@ DISTS := -e protos -e policies -e agents -e coordinator -e 'cli[local]'
 PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
 LINK ?= grpc
+SIMULATED := .simulation.log
+PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-long lint types protos docs bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-long lint types protos docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -40,13 +42,22 @@ demo: $(STAMP) ## the whole story on this machine, on real models, in about two 
 
 test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
 	rm -f report.json
-	$(BIN)/python -m pytest -q tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
-	$(BIN)/python -m pytest -q tests/simulation -n $(WORKERS) --dist worksteal
-	$(BIN)/python -m pytest -q tests/integration
+	$(PYTEST) tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
+	$(MAKE) --no-print-directory -j 2 test-simulation test-integration
 	PYTHONPATH=tests $(BIN)/python -m harness.report
 
+# Simulated time waits for nobody, and real processes mostly wait: the simulation takes what they leave of the cores, and
+# no more. Its output comes when it has ended.
+test-simulation: $(TEST_STAMP)
+	@chrt --idle 0 $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal --timeout 1800 >$(SIMULATED) 2>&1; \
+	status=$$?; cat $(SIMULATED); exit $$status
+
+test-integration: $(TEST_STAMP) packages
+	$(PYTEST) tests/integration -m "not long and not alone" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) tests/integration -m "not long and alone"
+
 test-long: $(TEST_STAMP) packages ## the unscaled runs: minutes of real time each
-	$(BIN)/python -m pytest -q tests -m long
+	$(PYTEST) tests -m long
 
 lint: $(TEST_STAMP) ## ruff and the import contracts
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from pathlib import Path
 from harness.crafted import relu
 from harness.disk import compile_disk, slow_disk, slowed
 from harness.netns import Network, network
+from harness.ports import free_ports
 from harness.preload import compile_library, preloaded
 from harness.stack import PATIENCE_S, Stack
 from harness.wait import wait_until
@@ -34,7 +35,7 @@ class ApartControl(Control):
 
     def __init__(self, folder: Path, contexts: Contexts, net: Network, before: Mapping[str, Sequence[str]]) -> None:
         """before: what each member's command line begins with."""
-        super().__init__(folder, contexts)
+        super().__init__(folder, contexts, free_ports)
         self._net = net
         self._before = before
 

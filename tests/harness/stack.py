@@ -19,6 +19,7 @@ from harness.crafted import relu
 from harness.history import History, Outcome, Verdict, judge
 from harness.oip import Failed, GrpcClient, Tensor
 from harness.pki import Files
+from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.client import Context, Contexts, Region
@@ -39,7 +40,7 @@ class Stack:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.contexts = Contexts(folder / "home")
-        self.control = Control(folder / "dev", self.contexts)
+        self.control = Control(folder / "dev", self.contexts, free_ports)
         self._up: Up | None = None
 
     def up(

@@ -7,10 +7,14 @@ from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
+SLOWER, SLOWEST_S = 0.05, 0.1
+"""Looks come more rarely the longer nothing has come: after this share of the time waited so far, at most so long.
+Each look costs processor time that what is waited for could use, and another test beside this one."""
+
 
 def wait_until(condition: Callable[[], T], deadline_s: float, what: str, *, every_s: float = 0.02) -> T:
     """The first truthy value of `condition`. An exception counts as not yet; the last one seen is in the failure."""
-    end = time.monotonic() + deadline_s  # noqa: TID251 - the tests' own clock
+    start = time.monotonic()  # noqa: TID251 - the tests' own clock
     last: object = None
     while True:
         try:
@@ -20,9 +24,10 @@ def wait_until(condition: Callable[[], T], deadline_s: float, what: str, *, ever
             last = value
         except Exception as seen:
             last = seen
-        if time.monotonic() > end:  # noqa: TID251
+        waited_s = time.monotonic() - start  # noqa: TID251
+        if waited_s > deadline_s:
             raise AssertionError(f"not within {deadline_s}s: {what}; last seen: {last!r}")
-        time.sleep(every_s)  # noqa: TID251
+        time.sleep(_pause_s(every_s, waited_s))  # noqa: TID251
 
 
 @overload
@@ -36,7 +41,7 @@ async def until(condition: Callable[[], T], deadline_s: float, what: str, *, eve
 async def until(condition: Callable[[], Any], deadline_s: float, what: str, *, every_s: float = 0.02) -> Any:
     """As `wait_until`, on the running loop; `condition` may be a coroutine function."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + deadline_s
+    start = loop.time()
     last: object = None
     while True:
         try:
@@ -48,6 +53,11 @@ async def until(condition: Callable[[], Any], deadline_s: float, what: str, *, e
             last = value
         except Exception as seen:
             last = seen
-        if loop.time() > end:
+        waited_s = loop.time() - start
+        if waited_s > deadline_s:
             raise AssertionError(f"not within {deadline_s}s: {what}; last seen: {last!r}")
-        await asyncio.sleep(every_s)  # noqa: TID251
+        await asyncio.sleep(_pause_s(every_s, waited_s))  # noqa: TID251
+
+
+def _pause_s(every_s: float, waited_s: float) -> float:
+    return max(every_s, min(SLOWER * waited_s, SLOWEST_S))

@@ -1,4 +1,4 @@
-"""What the tests of several folders stand on."""
+"""What the tests of several folders stand on, and which of them go to one worker of pytest-xdist."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,20 @@ import pytest
 
 from harness.coordinator import Coordinator
 from harness.stack import Stack, documents, on_nodes, policy, region, workload
+
+SHARING = ("mqtt", "stack", "faults", "federation")
+"""Folders each of whose tests stand on one region, which their conftest.py sets up; the longest first."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Its group for `--dist loadgroup`: the folder that shares a region, else the module."""
+    folder = item.path.parent.name
+    item.add_marker(pytest.mark.xdist_group(folder if folder in SHARING else item.path.stem))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long groups begin early, so that no worker has one left when the other has nothing."""
+    items.sort(key=lambda item: SHARING.index(found) if (found := item.path.parent.name) in SHARING else len(SHARING))
 
 
 @pytest.fixture(scope="module")

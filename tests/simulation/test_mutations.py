@@ -15,7 +15,7 @@ MOST_SEEDS = {"storm": 200, "negotiation": 1000}
 FIRST_SEED = 5000
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     most = MOST_SEEDS[mutation.scenario]

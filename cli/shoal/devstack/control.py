@@ -47,9 +47,16 @@ class Up:
 class Control:
     """One stack, by its folder."""
 
-    def __init__(self, folder: Path | None = None, contexts: Contexts | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        contexts: Contexts | None = None,
+        free_ports: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        """free_ports: so many; by default any that are free."""
         self.folder = folder or layout.default_folder()
         self._contexts = contexts or Contexts()
+        self._free_ports = free_ports or _free_ports
 
     def up(
         self,
@@ -251,7 +258,8 @@ class Control:
         try:
             before = layout.load(self.folder)
         except ShoalError:
-            return layout.compose(asked, _free_ports(layout.needed_ports(asked)))
+            names = layout.needed_ports(asked)
+            return layout.compose(asked, dict(zip(names, self._free_ports(len(names)), strict=True)))
         # Started again: the same regions, ports and identities, so that what was applied is there again.
         held = Asked.of(before)
         if held != asked:
@@ -363,11 +371,11 @@ def _knows(view: FederationView, count: int) -> bool:
     return len(view.members) == count and all(member.advertises for member in view.members)
 
 
-def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
+def _free_ports(count: int) -> list[int]:
     """Free on both sides: another stack that starts may have taken the road of a member that does not listen yet."""
     ports = list[int]()
     with ExitStack() as held:
-        while len(ports) < len(names):
+        while len(ports) < count:
             here, road = (held.enter_context(socket.socket()) for _ in range(2))
             here.bind((layout.HERE, 0))
             port = here.getsockname()[1]
@@ -376,7 +384,7 @@ def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
             except OSError:
                 continue
             ports.append(port)
-    return dict(zip(names, ports, strict=True))
+    return ports
 
 
 def _wait(condition: Callable[[], bool], limit_s: float, what: str) -> None:

@@ -34,7 +34,7 @@ from shoal.types.migration import InputsFrom, Verifier
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.workload import WorkloadKey
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 
 ONE, TWO, THREE = "a-one", "a-two", "a-three"
 

@@ -26,7 +26,7 @@ from shoal.types.device import Role
 from shoal.types.units import Seconds, Wall
 from shoal.wire.undated import NO_CHECK_TIME
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.alone]
 
 MODEL = onnx_models.add_one()
 DIGEST = f"sha256:{hashlib.sha256(MODEL).hexdigest()}"

@@ -21,6 +21,8 @@ from shoal.types.device import Role
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 
+pytestmark = pytest.mark.alone
+
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
 ASKED = infer_request("relu", X).SerializeToString()

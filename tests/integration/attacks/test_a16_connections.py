@@ -23,6 +23,8 @@ from shoal.agent.dataplane.rest import MAX_CONNECTIONS_PER_ADDRESS
 from shoal.types.device import Role
 from shoal.v1 import operator_pb2 as api
 
+pytestmark = pytest.mark.alone
+
 CONNECTIONS = 1500
 X = (Tensor("x", "FP32", (1, 4), bytes(16)),)
 LONGEST_MS = 1000.0

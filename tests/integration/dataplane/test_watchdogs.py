@@ -24,6 +24,8 @@ from shoal.types.device import Role
 from shoal.types.route import Route
 from shoal.types.workload import WorkloadKey
 
+pytestmark = pytest.mark.alone
+
 KEY = WorkloadKey("acme", "model")
 WITHIN_S = 2.0
 """F38: max(2 s, 5 x the p99), which is milliseconds for these models."""

@@ -10,6 +10,8 @@ from harness.report import record
 from harness.stack import Load, documents, on_nodes, policy, workload
 from shoal.agent.clock import SystemClock
 
+pytestmark = pytest.mark.alone
+
 WORSE_AT_MOST = 1.1
 PHASE_S = 2.0
 ATTEMPTS = 4

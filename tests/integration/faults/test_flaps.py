@@ -14,6 +14,8 @@ from harness.report import record
 from harness.stack import Load, documents, policy, workload
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.alone
+
 NODE = "edge-npu"
 FLAPS = 10
 

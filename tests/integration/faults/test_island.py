@@ -3,11 +3,15 @@
 An hour is scaled to seconds, with beats and `lost_after` a quarter as long.
 """
 
+import pytest
+
 from harness.apart import ApartStack
 from harness.netns import HERE
 from harness.report import record
 from harness.stack import Load, documents, policy, workload
 from harness.wait import wait_until
+
+pytestmark = pytest.mark.alone
 
 AWAY_S = 4.0
 """After it was given up for lost and replaced."""

@@ -18,6 +18,8 @@ from shoal.agent.clock import SystemClock
 from shoal.types.codes import Code
 from shoal.types.workload import PartitionRule
 
+pytestmark = pytest.mark.alone
+
 SUSPECT_WITHIN_S = 3.0
 LINK_WITHIN_S = 3.0
 DATA_WITHIN_S = 1.0

@@ -14,6 +14,8 @@ from shoal.client import Inference
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2
 
+pytestmark = pytest.mark.alone
+
 NEAR, FAR = "home-2", "home-3"
 X = np.array([[-1, 2, -3, 4]], np.float32)
 Y = np.maximum(X, 0)

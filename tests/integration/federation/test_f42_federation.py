@@ -22,6 +22,8 @@ from harness.trades import (
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 
+pytestmark = pytest.mark.alone
+
 SERVICE = "federation-1"
 LEASE_S = 30.0
 RENEWED_WITHIN_S = 6.0

@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from harness.history import Outcome
 from harness.report import record
 from harness.stack import PATIENCE_S, Load, Stack
 from harness.trades import FAR, HOME, NEAR, delegated, in_regions, through_gateway, wait_whole
 from harness.wait import wait_until
 from shoal.v1 import operator_pb2
+
+pytestmark = pytest.mark.alone
 
 COLD_S = 5.0
 """Beyond the time that the model takes to load."""

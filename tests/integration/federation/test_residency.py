@@ -28,6 +28,8 @@ from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
 from shoal.wire.status import refusal_of
 
+pytestmark = pytest.mark.alone
+
 CALL_S = 10.0
 LEFT_WITHIN_S = 2.0
 """From the answer to an apply until nothing goes to a region that it forbids."""

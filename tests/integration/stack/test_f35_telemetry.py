@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from harness.report import record
 from harness.stack import Load, Stack, documents, on_nodes, policy, workload
 from harness.wait import until, wait_until
@@ -19,6 +21,8 @@ from shoal.types.link import Hello, Refused
 from shoal.types.units import Bytes, Wall, Watts
 from shoal.v1 import operator_pb2
 from shoal.wire.nouns import from_wire
+
+pytestmark = pytest.mark.alone
 
 NODES = ("plain-cpu", "edge-npu")
 LIAR = NODES[1]

@@ -29,6 +29,8 @@ from shoal.v1 import operator_pb2
 from shoal.wire.enrol import redeem, renew
 from shoal.wire.status import refusal_of
 
+pytestmark = pytest.mark.alone
+
 TENANT = """apiVersion: shoal/v1
 kind: Tenant
 metadata: {name: acme}
