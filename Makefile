@@ -10,6 +10,7 @@ PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
 LINK ?= grpc
 SIMULATED := .simulation.log
+IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
 
 .DEFAULT_GOAL := help
@@ -49,7 +50,7 @@ test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests
 # Simulated time waits for nobody, and real processes mostly wait: the simulation takes what they leave of the cores, and
 # no more. Its output comes when it has ended.
 test-simulation: $(TEST_STAMP)
-	@chrt --idle 0 $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal --timeout 1800 >$(SIMULATED) 2>&1; \
+	@$(IDLE) $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal --timeout 1800 >$(SIMULATED) 2>&1; \
 	status=$$?; cat $(SIMULATED); exit $$status
 
 test-integration: $(TEST_STAMP) packages
@@ -79,4 +80,4 @@ bench: $(TEST_STAMP) ## the benchmarks, as ratios in one run
 	$(BIN)/shoal bench
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(SIMULATED)
