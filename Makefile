@@ -54,7 +54,7 @@ test-simulation: $(TEST_STAMP)
 	status=$$?; cat $(SIMULATED); exit $$status
 
 test-integration: $(TEST_STAMP) packages
-	$(PYTEST) tests/integration -m "not long and not alone" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) tests/integration -m "not long and not alone" -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 	$(PYTEST) tests/integration -m "not long and alone"
 
 test-long: $(TEST_STAMP) packages ## the unscaled runs: minutes of real time each

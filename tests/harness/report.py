@@ -38,8 +38,6 @@ DEMANDED: Mapping[str, str] = {
 """Rows that must hold today, and the kinds of run that each needs."""
 
 _ROWS = re.compile(r"test_((?:[af]\d\d_)+)")
-_GROUP = re.compile(r"@[^@/\]]+$")
-"""What pytest-xdist appends to the name of a test that it runs with its group; parameters end in a bracket."""
 
 Entry = dict[str, Any]
 
@@ -49,7 +47,7 @@ def record(row: str, kind: str, runs: int, **figures: Any) -> None:
 
     An entry of the same test, row and kind is replaced. Tests of several processes may record at once.
     """
-    test = _named(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     entry = {"row": row, "kind": kind, "test": test, "runs": runs, **figures}
     key = (row, kind, test)
     _rewrite(lambda entries: [*(one for one in entries if (one["row"], one["kind"], one["test"]) != key), entry])
@@ -57,14 +55,12 @@ def record(row: str, kind: str, runs: int, **figures: Any) -> None:
 
 def begins(test: str) -> None:
     """What an earlier run of this test recorded no longer counts."""
-    test = _named(test)
     if rows_of(test):
         _rewrite(lambda entries: [one for one in entries if one["test"] != test])
 
 
 def passed(test: str) -> None:
     """One run for each row in the test's name that it has not recorded itself."""
-    test = _named(test)
     rows = rows_of(test)
     if not rows:
         return
@@ -127,11 +123,6 @@ def main() -> int:
 
 def _faults_first(group: tuple[str, str]) -> tuple[bool, tuple[str, str]]:
     return group[0].startswith("A"), group
-
-
-def _named(test: str) -> str:
-    """The same in every pass."""
-    return _GROUP.sub("", test)
 
 
 def _rewrite(change: Callable[[list[Entry]], list[Entry]]) -> None:

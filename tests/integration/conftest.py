@@ -1,8 +1,11 @@
 """What the tests of several folders stand on, and which of them go to one worker of pytest-xdist."""
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from harness.coordinator import Coordinator
 from harness.stack import Stack, documents, on_nodes, policy, region, workload
@@ -11,10 +14,16 @@ SHARING = ("mqtt", "stack", "faults", "federation")
 """Folders each of whose tests stand on one region, which their conftest.py sets up; the longest first."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Its group for `--dist loadgroup`: the folder that shares a region, else the module."""
-    folder = item.path.parent.name
-    item.add_marker(pytest.mark.xdist_group(folder if folder in SHARING else item.path.stem))
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    """To one worker goes a folder that shares a region, else a module."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = PurePosixPath(nodeid.partition("::")[0])
+        return path.parent.name if path.parent.name in SHARING else str(path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    return Groups(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
