@@ -4,11 +4,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from harness.etcd import etcd
 from harness.federation import Federated, replicated
 from harness.report import record
 from harness.wait import wait_until
 from shoal.coordinator.clock import SystemClock
+
+pytestmark = pytest.mark.alone
 
 HEARD_S = 5.0
 """An advertisement is told every two seconds; a replica that is gone refuses at once."""
