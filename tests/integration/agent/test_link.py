@@ -70,6 +70,7 @@ async def test_hello_welcome_and_messages_both_ways(ends: Ends) -> None:
     await session.send(NodeEvents((event,)))
     ends.coordinator.want(generation=1)
     assert await session.receive() == ends.coordinator.desired
+    await until(lambda: ends.coordinator.events, 10, "the event to be there")
     assert ends.coordinator.events == [event]
     await session.close()
 
