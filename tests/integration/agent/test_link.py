@@ -10,6 +10,7 @@ from integration.agent.region import NODE, REGION, Coordinator
 
 from harness.pki import Authority
 from harness.pki import Files as Issued
+from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.core.session import PROTOCOL
 from shoal.agent.link.credentials import Files, check_coordinator
