@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,16 @@ class Load:
             for done in list(history.done)
             if done.outcome is Outcome.OK and since <= done.start < until
         ]
+
+    def silence_s(self, since: float) -> float:
+        """The longest time without an answer, from then on."""
+        ends = sorted(
+            done.end
+            for history in self.histories
+            for done in list(history.done)
+            if done.outcome is Outcome.OK and done.end >= since
+        )
+        return max(later - earlier for earlier, later in pairwise([since, *ends]))
 
     def wait_for(self, count: int, *, after_s: float = 0.0) -> None:
         """Until `count` more requests, sent from `after_s` from now on, were answered."""

@@ -7,7 +7,7 @@ import pytest
 
 from harness.history import Outcome
 from harness.report import record
-from harness.stack import PATIENCE_S, Load, Stack
+from harness.stack import PATIENCE_S, Load, Stack, documents, policy, workload
 from harness.trades import FAR, HOME, NEAR, delegated, in_regions, through_gateway, wait_whole
 from harness.wait import wait_until
 from shoal.v1 import operator_pb2
@@ -16,6 +16,16 @@ pytestmark = pytest.mark.alone
 
 COLD_S = 5.0
 """Beyond the time that the model takes to load."""
+WARM_S = 3.0
+KEPT = documents(
+    policy(
+        "kept",
+        f"  require: {{residency: [{HOME}, {FAR}], availability: {{standby: warm}}}}\n"
+        "  optimize: {cost: 1.0}\n  federation: {delegate: when-better, margin: 30%}\n",
+    ),
+    workload("kept", "relu", "kept"),
+)
+"""Home could run it and stands by; the other region asks a third of home's price."""
 
 
 def breached(stack: Stack, agreed: operator_pb2.AgreementView) -> bool:
@@ -57,6 +67,17 @@ def loading_s(stack: Stack, after: int, name: str) -> float:
     return next(event.at for event in told if event.code == "RENEWED") - granted
 
 
+def standing_by(stack: Stack, name: str) -> str:
+    """The replica at home that stands by for another region, once it is ready and in the routes."""
+
+    def found() -> list[operator_pb2.PlacementView]:
+        rows = stack.placements(name)
+        ready = all(row.routed and row.assignment.standby for row in rows)
+        return rows if ready and len(rows) == 1 and stack.all_heard() else []
+
+    return wait_until(found, PATIENCE_S, f"a standby of {name}", every_s=0.1)[0].assignment.id
+
+
 def first_answered(load: Load, since: float) -> float:
     """When the first request that was sent from then on and answered was answered."""
     done = [done for history in load.histories for done in list(history.done)]
@@ -64,9 +85,10 @@ def first_answered(load: Load, since: float) -> float:
 
 
 def test_f43_region_lost_under_load(neighbourhood: Stack) -> None:
-    """All of its machines at once, and no standby: one workload that home may run now, and one that only a third may.
+    """All of its machines at once: `own`, which home may run now, and `near`, which only a third may, have no standby;
+    for `kept` home stands by.
 
-    Both had to go to the region that is lost: the others took nothing new when they were applied.
+    The first two had to go to the region that is lost: the others took nothing new when they were applied.
     """
     stack = neighbourhood
     before = max((event.sequence for event in stack.events()), default=0)
@@ -74,11 +96,18 @@ def test_f43_region_lost_under_load(neighbourhood: Stack) -> None:
         stack.apply(in_regions("near", NEAR, FAR))
         stack.apply(in_regions("own", HOME, FAR))
         lost = {name: delegated(stack, name) for name in ("near", "own")}
-    load_s = max(loading_s(stack, before, name) for name in lost)
+    stack.apply(KEPT)
+    lost["kept"] = delegated(stack, "kept")
+    spare = standing_by(stack, "kept")
+    load_s = max(loading_s(stack, before, name) for name in ("near", "own"))
     assert {view.counterpart for view in lost.values()} == {FAR}
     members = stack.info.stack.of(FAR).members
-    with through_gateway(stack, "near") as near, through_gateway(stack, "own") as own:
-        killed = {load.workload: load.now() for load in (near, own)}
+    with (
+        through_gateway(stack, "near") as near,
+        through_gateway(stack, "own") as own,
+        through_gateway(stack, "kept") as kept,
+    ):
+        killed = {load.workload: load.now() for load in (near, own, kept)}
         for member in members:
             stack.control.hurt(member.name, "kill")
         gone = {load.workload: load.now() for load in (near, own)}
@@ -87,21 +116,27 @@ def test_f43_region_lost_under_load(neighbourhood: Stack) -> None:
         found = {
             each.workload: first_answered(each, gone[each.workload]) - killed[each.workload] for each in (near, own)
         }
+        silent_s = kept.silence_s(killed["kept"])
     try:
-        for load in (near, own):
+        for load in (near, own, kept):
             verdict = load.verdict()
             assert verdict.violations == (), str(verdict)
         assert delegated(stack, "near").counterpart == NEAR
         wait_until(lambda: all(breached(stack, agreed) for agreed in lost.values()), PATIENCE_S, "both to be breached")
+        assert kept.verdict().lost == 0, str(kept.verdict())
+        assert silent_s <= WARM_S
+        (now,) = stack.placements("kept")
+        assert (now.assignment.id, now.assignment.standby) == (spare, False), "the very same replica, active now"
         assert all(seconds <= load_s + COLD_S for seconds in found.values()), (found, load_s)
     finally:
         for member in members:
             stack.control.hurt(member.name, "resume")
-    stack.forget("near", "own")
+    stack.forget("near", "own", "kept")
     wait_whole(stack)
     wait_until(lambda: trust_in(stack, FAR) < 1.0, PATIENCE_S, "home's report to count")
     record(
-        "F43", "P", 1, standby=False, load_s=round(load_s, 2), by_third_s=round(found["near"], 2),
+        "F43", "P", 1, load_s=round(load_s, 2), by_third_s=round(found["near"], 2),
         by_home_s=round(found["own"], 2), killing_s=round(gone["own"] - killed["own"], 2),
-        trust=round(trust_in(stack, FAR), 3),
+        trust=round(trust_in(stack, FAR), 3), standby_silent_s=round(silent_s, 3),
+        standby_sent=kept.verdict().sent, standby_lost=kept.verdict().lost,
     )  # fmt: skip

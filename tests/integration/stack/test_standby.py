@@ -1,0 +1,71 @@
+"""All processes of an agent killed at once under load: what stands by decides how long nobody answers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.contention import slowed_by_others
+from harness.report import record
+from harness.stack import PATIENCE_S, Load, Stack, documents, policy, workload
+from harness.wait import wait_until
+from shoal.v1 import operator_pb2
+
+NAME = "kept"
+BACK_WITHIN_S = 1.0
+BEYOND_LOAD_S = 2.0
+"""Beyond detection and the time that the model takes to load, where nothing stands by."""
+KEPT = {"warm": "standby: warm", "none": "replicas: 1", "two": "replicas: 2, spread: node"}
+
+
+@pytest.fixture
+def killed(stack: Stack) -> Iterator[Stack]:
+    yield stack
+    for member in stack.info.stack.agents:
+        stack.control.hurt(member.name, "resume")
+    stack.forget(NAME)
+    wait_until(lambda: not stack.doctor(), PATIENCE_S, "the region to be whole")
+
+
+def load_s(row: operator_pb2.PlacementView) -> float:
+    return row.observed.measured.load_s
+
+
+@pytest.mark.parametrize(
+    "kept", ["warm", pytest.param("none", marks=pytest.mark.long), pytest.param("two", marks=pytest.mark.long)]
+)
+def test_f04_agent_killed_whole_under_load(killed: Stack, kept: str) -> None:
+    stack = killed
+    stack.apply(
+        documents(policy(NAME, f"  require: {{availability: {{{KEPT[kept]}}}}}\n"), workload(NAME, "relu", NAME))
+    )
+    rows = stack.serves(NAME, 1 if kept == "none" else 2)
+    active = next(row for row in rows if not row.assignment.standby)
+    spare = [row.assignment.id for row in rows if row is not active]
+    last = stack.events()[-1].sequence
+    with Load(stack.port("gateway", "grpc"), stack.client_files, NAME) as load:
+        at = load.now()
+        stack.kill(active.node)
+        load.wait_for(60)
+        silent_s = load.silence_s(at)
+        others = wait_until(
+            lambda: [row for row in stack.placements(NAME) if row.node != active.node and not row.assignment.standby],
+            PATIENCE_S,
+            "the other to be the active one",
+        )
+        load.wait_for(20)
+    verdict = load.verdict()
+    slowed_s = slowed_by_others()
+    assert verdict.violations == (), str(verdict)
+    told = {event.code: event for event in reversed(stack.events(last)) if event.node or event.workload.name == NAME}
+    if kept == "none":
+        suspect_s = told["NODE_SUSPECT"].at
+        ready_s = told["READY"].at - suspect_s
+        assert ready_s - slowed_s <= load_s(others[0]) + BEYOND_LOAD_S, (ready_s, load_s(others[0]))
+    else:
+        assert verdict.lost == 0, str(verdict)
+        assert [row.assignment.id for row in others] == spare, "the very same replica"
+        assert silent_s - slowed_s <= BACK_WITHIN_S, f"of which {slowed_s:.2f}s because others hold the cores"
+    record(
+        "F04", "P", 1, fault="SIGKILL of all processes", kept=kept, sent=verdict.sent, lost=verdict.lost,
+        refused=verdict.refused, silent_s=round(silent_s, 3), slowest_s=round(verdict.slowest_s, 3),
+    )  # fmt: skip
