@@ -86,6 +86,7 @@ class Home:
         models = {name: ModelRecord(name, (), Wall(EPOCH), "", each) for name, each in profiles.items()}
         self.catalog = Told(models=models, here=RegionFacts(estate.name, estate.residency), takes=(takes,))
         self._profiles = profiles
+        self.revoked_gateways: tuple[str, ...] = ()
         self.wanted: tuple[Intent, ...] = ()
         """What its operators have applied."""
         self.guests: tuple[Guest, ...] = ()
@@ -170,6 +171,9 @@ class Home:
 
     def gateways(self) -> tuple[GatewayRef, ...]:
         return gateways(self.fleet())
+
+    def revoked(self) -> tuple[str, ...]:
+        return self.revoked_gateways
 
     def delivered(self, agreement: str) -> ServiceReport:
         return self.crossed(agreement)

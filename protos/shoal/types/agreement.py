@@ -86,7 +86,8 @@ class ServiceReport:
 class Renewal:
     """sequence: grows; a lower one changes nothing. nonce: fresh. gateways: of the origin, as they are now.
 
-    ledger_head: digest of the sender's newest ledger entry, for the other to keep."""
+    ledger_head: digest of the sender's newest ledger entry, for the other to keep. revoked: serials (decimal) of the
+    sender's gateways' certificates that the other shall refuse though their time is not over."""
 
     agreement: str
     sequence: int
@@ -94,11 +95,12 @@ class Renewal:
     report: ServiceReport
     gateways: tuple[GatewayRef, ...]
     ledger_head: str
+    revoked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """nonce: of the renewal that this answers."""
+    """nonce: of the renewal that this answers. revoked: as in `Renewal`, of the delegate's gateways."""
 
     agreement: str
     nonce: str
@@ -107,6 +109,7 @@ class Renewed:
     report: ServiceReport
     gateways: tuple[GatewayRef, ...]
     ledger_head: str
+    revoked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

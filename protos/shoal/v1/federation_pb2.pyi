@@ -849,6 +849,7 @@ class Renewal(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     LEDGER_HEAD_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     agreement: _builtins.str
     sequence: _builtins.int
     nonce: _builtins.str
@@ -857,6 +858,8 @@ class Renewal(_message.Message):
     def report(self) -> Global___ServiceReport: ...
     @_builtins.property
     def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayRef]: ...
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -866,10 +869,11 @@ class Renewal(_message.Message):
         report: Global___ServiceReport | None = ...,
         gateways: _abc.Iterable[Global___GatewayRef] | None = ...,
         ledger_head: _builtins.str = ...,
+        revoked: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "gateways", b"gateways", "ledger_head", b"ledger_head", "nonce", b"nonce", "report", b"report", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "gateways", b"gateways", "ledger_head", b"ledger_head", "nonce", b"nonce", "report", b"report", "revoked", b"revoked", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -886,6 +890,7 @@ class Renewed(_message.Message):
     REPORT_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     LEDGER_HEAD_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     agreement: _builtins.str
     nonce: _builtins.str
     lease_s: _builtins.float
@@ -895,6 +900,8 @@ class Renewed(_message.Message):
     def report(self) -> Global___ServiceReport: ...
     @_builtins.property
     def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayRef]: ...
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -905,10 +912,11 @@ class Renewed(_message.Message):
         report: Global___ServiceReport | None = ...,
         gateways: _abc.Iterable[Global___GatewayRef] | None = ...,
         ledger_head: _builtins.str = ...,
+        revoked: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "gateways", b"gateways", "lease_s", b"lease_s", "ledger_head", b"ledger_head", "nonce", b"nonce", "report", b"report", "service", b"service"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "gateways", b"gateways", "lease_s", b"lease_s", "ledger_head", b"ledger_head", "nonce", b"nonce", "report", b"report", "revoked", b"revoked", "service", b"service"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -265,6 +265,7 @@ class BidsController:
                 report=self._report(self._deals[bid]),
                 gateways=gateways(self._fleet()),
                 ledger_head=self._ledger.head,
+                revoked=self._workloads.revoked_gateways,
             )
 
     async def noticed(self, notice: Heard[Notice]) -> None:
@@ -321,6 +322,7 @@ class BidsController:
                 member.roots if (member := self._listed(deal.offer.origin)) is not None else (),
                 tuple(sorted(each.name for each in granted.gateways)),
                 (granted.award.agreement,),
+                granted.revoked,
             )
             for deal in self._open.values()
             if (granted := deal.granted) is not None
@@ -389,7 +391,7 @@ class BidsController:
         return (
             before is not None
             and now is not None
-            and before.gateways == now.gateways
+            and (before.gateways, before.revoked) == (now.gateways, now.revoked)
             and self._clock.now() - deal.written_at < WRITTEN_EVERY_S
         )
 

@@ -64,6 +64,9 @@ class RegionHome:
     def gateways(self) -> tuple[GatewayRef, ...]:
         return gateways(self._fleet.fleet)
 
+    def revoked(self) -> tuple[str, ...]:
+        return self._workloads.revoked_gateways
+
     def delivered(self, agreement: str) -> ServiceReport:
         return delivered(self._fleet.fleet, agreement)
 

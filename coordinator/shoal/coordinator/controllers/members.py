@@ -24,6 +24,8 @@ from shoal.types.units import Seconds, Wall
 from shoal.wire.identity import NODES, Identity, parse_name, uri_of
 
 REVOKED: Final = "revoked/"
+TOLD_MOST: Final = 500
+"""Revoked gateways that other regions are told of: a message to them has its bounds."""
 TICK_S: Final = Seconds(1.0)
 KEEP: Final = ("running", "none")
 NEAR_END: Final = 1 / 6
@@ -216,8 +218,10 @@ class Members:
     def _publish(self) -> None:
         """What every node shall believe. A certificate that has ended is refused for that."""
         wall = self._clock.wall()
-        serials = sorted(each.serial for each in self._revoked.values() if each.not_after > wall)
-        self._region.workloads.adopt_trust(Trust(self._authority.roots, tuple(serials)))
+        lasting = [each for each in self._revoked.values() if each.not_after > wall]
+        serials = tuple(sorted(each.serial for each in lasting))
+        gateways = sorted(each.serial for each in lasting if parse_name(each.uri)[1] is Role.GATEWAY)
+        self._region.workloads.adopt_trust(Trust(self._authority.roots, serials), tuple(gateways[:TOLD_MOST]))
 
     # the authority
 

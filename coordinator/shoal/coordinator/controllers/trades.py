@@ -46,6 +46,7 @@ from shoal.coordinator.core.negotiation.model import (
     Trade,
     Wish,
 )
+from shoal.coordinator.core.negotiation.peering import united
 from shoal.coordinator.core.negotiation.trust import fits
 from shoal.coordinator.core.placement.model import without_standby
 from shoal.coordinator.core.workloads.model import Delegated
@@ -115,6 +116,10 @@ class Home(Protocol):
         ...
 
     def gateways(self) -> tuple[GatewayRef, ...]: ...
+    def revoked(self) -> tuple[str, ...]:
+        """Serials of its gateways' certificates that others shall refuse."""
+        ...
+
     def delivered(self, agreement: str) -> ServiceReport:
         """As this region's gateways saw it."""
         ...
@@ -427,14 +432,9 @@ class TradesController:
     def _peers_met(self) -> tuple[PeerTrust, ...]:
         directory = self._directory()
         roots = {each.region: each.roots for each in directory.members} if directory is not None else {}
-        gateways = dict[str, set[str]]()
-        for state in self.trades.values():
-            for region, names in _met(state):
-                gateways.setdefault(region, set()).update(names)
-        return tuple(
-            PeerTrust(region, roots[region], tuple(sorted(names)), ())
-            for region, names in sorted(gateways.items())
-            if region in roots
+        met = sorted({each for state in self.trades.values() for each in _met(state)})
+        return united(
+            PeerTrust(region, roots[region], names, (), revoked) for region, names, revoked in met if region in roots
         )
 
     # -- persisting --------------------------------------------------------------------------------------------------
@@ -598,8 +598,9 @@ class TradesController:
 
     async def _renew(self, key: WorkloadKey, effect: SendRenewal) -> None:
         report = self._metered(key, effect.agreement)
+        home, head = self._home, self._ledger.head
         renewal = Renewal(
-            effect.agreement, effect.sequence, effect.nonce, report, self._home.gateways(), self._ledger.head
+            effect.agreement, effect.sequence, effect.nonce, report, home.gateways(), head, home.revoked()
         )
         outcome = await self._reach(self._peers.renew(effect.region, renewal))
         if isinstance(outcome, Heard):
@@ -735,9 +736,11 @@ def _deals(state: Trade) -> tuple[Deal, ...]:
     return (*active, *(each.deal for each in state.leaving if each.code is not Code.BREACHED or each.deal.serves))
 
 
-def _met(state: Trade) -> frozenset[tuple[str, tuple[str, ...]]]:
-    """Regions that work for this trade, and their gateways for it."""
-    return frozenset((deal.region, tuple(each.name for each in deal.gateways)) for deal in _deals(state))
+def _met(state: Trade) -> frozenset[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Regions that work for this trade, their gateways for it, and which certificates of these are refused."""
+    return frozenset(
+        (deal.region, tuple(sorted(each.name for each in deal.gateways)), deal.revoked) for deal in _deals(state)
+    )
 
 
 def _offer_of(state: Trade, agreement: str) -> Offer | None:

@@ -105,6 +105,8 @@ class WorkloadsController:
         self.desired: dict[str, DesiredSet] = {}
         self.credentials: tuple[Credential, ...] = ()
         self.trust: Trust | None = None
+        self.revoked_gateways: tuple[str, ...] = ()
+        """Serials of this region's gateways, which other regions shall refuse too."""
         self.delegated: Mapping[WorkloadKey, Delegated] = {}
         self.reserved: tuple[Reservation, ...] = ()
         self.peers: tuple[PeerTrust, ...] = ()
@@ -163,8 +165,9 @@ class WorkloadsController:
         self.credentials = tuple(found)
         self._changed()
 
-    def adopt_trust(self, trust: Trust) -> None:
-        """Whom every node shall believe, from the next step on."""
+    def adopt_trust(self, trust: Trust, gateways: tuple[str, ...] = ()) -> None:
+        """Whom every node shall believe, from the next step on. gateways: revoked serials of theirs."""
+        self.revoked_gateways = gateways
         if trust != self.trust:
             self.trust = trust
             self._changed()

@@ -147,6 +147,15 @@ async def test_revoking_a_node_refuses_all_that_it_holds_ends_its_session_and_te
     assert "NODE_REVOKED" in await codes(region)
 
 
+async def test_other_regions_are_told_of_gateways_alone(region: Membership) -> None:
+    await region.node("edge-1")
+    (gateway, known) = (await region.enrol("gw-1", Role.GATEWAY), region.world.region.workloads)
+    await region.members.revoke("edge-1", "", "stolen", "ann")
+    assert list(known.revoked_gateways) == []
+    await region.members.revoke("gw-1", "", "stolen", "ann")
+    assert list(known.revoked_gateways) == [gateway.serial]
+
+
 async def test_a_revocation_is_known_after_a_restart_and_a_new_token_begins_anew(
     region: Membership, tmp_path: Path
 ) -> None:

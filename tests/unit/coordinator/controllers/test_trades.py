@@ -92,6 +92,9 @@ class Home:
     def figures(self, key: WorkloadKey) -> Figures | None:
         return self.own
 
+    def revoked(self) -> tuple[str, ...]:
+        return ()
+
     def gateways(self) -> tuple[GatewayRef, ...]:
         return (GatewayRef("gw-1", "home:1"),)
 

@@ -15,6 +15,7 @@ from shoal.coordinator.controllers.outlook import NOT_JOINED, outlooks
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.ports import Heard
 from shoal.types.agreement import GUESTS, Award, Delivered, Grant, Notice, Release, Renewal, Renewed
+from shoal.types.assignment import Trust
 from shoal.types.chain import LedgerEntry, first_broken
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Role
@@ -231,3 +232,24 @@ async def test_both_sides_list_the_agreement(pair: Pair) -> None:
         pair.home.region.trades, pair.home.region.workloads.catalog, pair.home.region.workloads.explained().workloads
     )
     assert (found[KEY].region, found[KEY].bids) == ("away", ())
+
+
+async def test_a_gateway_that_one_region_revokes_the_other_refuses(pair: Pair) -> None:
+    """Told with the renewals of both sides, and kept: who came back under its name had another certificate before."""
+    await pair.run(6.0)
+    worlds = {"home": pair.home, "away": pair.away}
+    for number, world in enumerate(worlds.values()):
+        serial = str(7000 + number)
+        world.region.workloads.adopt_trust(Trust(("root",), (serial, "8")), (serial,))
+    await pair.run(4.0)
+    for name, serial in (("home", "7001"), ("away", "7000")):
+        (peer,) = worlds[name].region.workloads.peers
+        assert (peer.region, peer.revoked) == ("away" if name == "home" else "home", (serial,))
+    bids = pair.away.region.bids
+    assert bids is not None
+    await bids.start()
+    assert [peer.revoked for peer in bids.peers] == [("7000",)]
+    trades = pair.home.region.trades
+    assert trades is not None
+    await trades.start()
+    assert [peer.revoked for peer in trades.peers] == [("7001",)]

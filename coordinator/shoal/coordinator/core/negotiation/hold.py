@@ -45,7 +45,8 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Granted:
     """The region runs the workload. reserved: the offer's room, kept until it has a replica. gateways: of the origin,
-    which may call. sequence, nonce: of the newest renewal, 0 and empty before the first."""
+    which may call; revoked: serials of theirs that may not. sequence, nonce: of the newest renewal, 0 and empty before
+    the first."""
 
     asked: Solicitation
     offer: Offer
@@ -55,6 +56,7 @@ class Granted:
     sequence: int
     nonce: str
     until: Elapsed
+    revoked: tuple[str, ...] = ()
     kind: Literal["granted"] = "granted"
 
 
@@ -200,7 +202,14 @@ def caught_up(stored: State, known: State) -> State:
     mine, theirs = agreed(stored), agreed(known)
     if mine is None or theirs is None or mine.award != theirs.award or mine.sequence >= theirs.sequence:
         return stored
-    granted = replace(mine, sequence=theirs.sequence, nonce=theirs.nonce, gateways=theirs.gateways, until=theirs.until)
+    granted = replace(
+        mine,
+        sequence=theirs.sequence,
+        nonce=theirs.nonce,
+        gateways=theirs.gateways,
+        revoked=theirs.revoked,
+        until=theirs.until,
+    )
     return replace(stored, granted=granted) if isinstance(stored, Stopping) else granted
 
 
@@ -320,6 +329,7 @@ def _renewed(state: Granted, renewal: Renewal, now: Elapsed, terms: Terms) -> tu
         sequence=renewal.sequence,
         nonce=renewal.nonce,
         gateways=renewal.gateways,
+        revoked=renewal.revoked,
         until=_lease_end(now, terms),
     )
     return after, (Enter("renewed"), Answer(terms.lease_s))

@@ -32,7 +32,8 @@ class Need(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Deal:
     """What is known of one agreement. heard_at: when the newest renewal was asked for that was answered. lease_until:
-    it may serve until then; over_at: it counts as breached from then on. since: of `service`."""
+    it may serve until then; over_at: it counts as breached from then on. since: of `service`. revoked: serials
+    of the delegate's gateways that are refused."""
 
     agreement: str
     offer: Offer
@@ -47,6 +48,7 @@ class Deal:
     renew_at: Elapsed
     service: Service
     since: Elapsed
+    revoked: tuple[str, ...] = ()
 
     @property
     def region(self) -> str:

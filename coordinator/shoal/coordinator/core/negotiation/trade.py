@@ -519,6 +519,7 @@ def _renewed(trade: Trade, renewed: Renewed, now: Elapsed) -> Stepped:
     after = replace(
         deal,
         gateways=renewed.gateways,
+        revoked=renewed.revoked,
         lease_s=lease_s if lease_s > 0 else deal.lease_s,
         lease_until=until,
         over_at=until,
