@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -168,3 +169,39 @@ def _constants(found: onnx.ModelProto) -> list[TensorProto]:
     """Weights that an exporter left in Constant nodes."""
     nodes = (node for node in found.graph.node if node.op_type == "Constant")
     return [attribute.t for node in nodes for attribute in node.attribute if attribute.name == "value"]
+
+
+def rounded(data: bytes, kind: Any) -> bytes:
+    """The same graph, its floating-point weights rounded to that type of number and back."""
+    found = onnx.load_from_string(data)
+    for initializer in (*found.graph.initializer, *_constants(found)):
+        weights = numpy_helper.to_array(initializer)
+        if weights.dtype == np.float32 and weights.size > 1:
+            back = weights.astype(kind).astype(np.float32)
+            initializer.CopyFrom(numpy_helper.from_array(back, initializer.name))
+    return found.SerializeToString(deterministic=True)
+
+
+def quantised(data: bytes, folder: Path) -> bytes:
+    """ONNX Runtime's own dynamic quantisation to int8 of the weights that are multiplied. folder: for its files."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    found = onnx.load_from_string(data)
+    for node in [node for node in found.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]:
+        constant = node.attribute[0].t
+        constant.name = node.output[0]
+        found.graph.initializer.append(constant)
+        found.graph.node.remove(node)
+    whole, made = folder / "whole.onnx", folder / "int8.onnx"
+    onnx.save(found, whole)
+    quantize_dynamic(whole, made, op_types_to_quantize=["MatMul"])
+    return made.read_bytes()
+
+
+def broken(data: bytes, operator: str, other: str, which: int = -1) -> bytes:
+    """The same graph with one of its operators replaced by another that takes as many inputs."""
+    found = onnx.load_from_string(data)
+    node = [node for node in found.graph.node if node.op_type == operator][which]
+    node.op_type = other
+    del node.attribute[:]
+    return found.SerializeToString(deterministic=True)

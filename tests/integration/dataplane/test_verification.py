@@ -1,13 +1,14 @@
 """A new replica compared with the one that it takes over from: real fronts and workers of two nodes of a region."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import ml_dtypes
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -19,10 +20,14 @@ from harness.pki import Authority, Files
 from harness.samples import verification
 from shoal.agent.clock import SystemClock
 from shoal.agent.ports import Witness
+from shoal.coordinator.core.graph import profile_of
+from shoal.coordinator.core.migration.tolerance import default
+from shoal.coordinator.core.prediction.demand import work_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
 from shoal.types.migration import InputsFrom, Verdict, Verification, Verifier
+from shoal.types.profile import ModelProfile
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import witness_pb2
 from shoal.wire import limits, status
@@ -31,6 +36,8 @@ from shoal.wire.identity import identity_of_pem
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = WorkloadKey("acme", "dense")
 SOURCE, TARGET = "a-source", "a-target"
+TEXT, FILES = "a-text", "a-files"
+"""Sources of the real models: PP-OCR's recogniser of text, and magika, which tells types of files."""
 WORK = Work(shapes={"x": (4, 16)})
 NAMED = (Verifier("m-1", "new"),)
 RIGHT = onnx_models.dense()
@@ -62,9 +69,9 @@ class Pair:
         self.loaded.append(name)
         return name
 
-    async def verify(self, model: bytes = RIGHT, **changes: Any) -> Verdict:
+    async def verify(self, model: bytes = RIGHT, work: Work = WORK, **changes: Any) -> Verdict:
         """Of a fresh worker with this model. Raises ShoalError."""
-        name = await self.load(model)
+        name = await self.load(model, work=work)
         try:
             return await self.new.front.verify(self.new.local(name), self.asked(**changes), "")
         finally:
@@ -211,3 +218,71 @@ async def test_without_an_answer_there_is_no_verdict(pair: Pair) -> None:
     with pytest.raises(ShoalError) as caught:
         await pair.verify(source_node="another")
     assert caught.value.code is Code.REPLICA_UNREACHABLE, "who answers there must prove to be the node that is named"
+
+
+def work_of_model(content: bytes) -> Work:
+    profile = profile_of(content, onnx_models.digest(content))
+    assert isinstance(profile, ModelProfile), profile
+    return work_of(profile)
+
+
+def wrong_readers(right: bytes, folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Of text: perturbed weights, wrong precision, broken operators."""
+    for seed, noise in enumerate((0.001, 0.01, 0.1)):
+        yield f"weights off by {noise:g}", onnx_models.perturbed(right, noise, seed)
+    yield "weights of fp16", onnx_models.rounded(right, np.float16)
+    yield "weights of bf16", onnx_models.rounded(right, ml_dtypes.bfloat16)
+    yield "weights of int8", onnx_models.quantised(right, folder)
+    for operator, other, which in (
+        ("Sigmoid", "Tanh", 0), ("Mul", "Add", -1), ("ReduceMean", "ReduceSum", 0), ("Relu", "Abs", 0),
+    ):  # fmt: skip
+        yield f"{operator} {which} made {other}", onnx_models.broken(right, operator, other, which)
+
+
+def wrong_sorters(right: bytes, folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Of files: the same."""
+    for seed, noise in enumerate((0.1, 0.2, 0.5)):
+        yield f"weights off by {noise:g}", onnx_models.perturbed(right, noise, seed)
+    yield "weights of fp8", onnx_models.rounded(right, ml_dtypes.float8_e4m3fn)
+    yield "weights of fp8 with two bits", onnx_models.rounded(right, ml_dtypes.float8_e5m2)
+    yield "weights of int8", onnx_models.quantised(right, folder)
+    for operator, other, which in (("Tanh", "Sigmoid", 0), ("Max", "Min", 1), ("Sub", "Add", 0), ("Add", "Sub", 5)):
+        yield f"{operator} {which} made {other}", onnx_models.broken(right, operator, other, which)
+
+
+@pytest.mark.long
+async def test_twenty_targets_that_are_wrong_on_purpose_are_refused_and_right_ones_are_not(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """With the tolerances of a move that keeps its precision; each target and each source is a worker of its own."""
+    refused: dict[str, str] = {}
+    readings: dict[str, float] = {}
+    witnesses, moves = [], ("m-1", "m-2", "m-3")
+    for name, path, wrongs in (
+        (TEXT, onnx_models.recogniser(), wrong_readers),
+        (FILES, onnx_models.magika(), wrong_sorters),
+    ):
+        right = path.read_bytes()
+        work = work_of_model(right)
+        source = pair.folder / name
+        source.write_bytes(right)
+        await pair.old.load(name, WorkloadKey("acme", name), source, work=work)
+        witnesses.append(Witness(name, tuple(Verifier(migration, "new") for migration in moves)))
+        await pair.old.configure(witnesses=tuple(witnesses))
+        terms: dict[str, Any] = {"source": name, "tolerances": default("fp32", "fp32"), "work": work}
+        for migration in moves:  # other inputs each time
+            verdict = await pair.verify(right, migration=migration, **terms)
+            assert verdict.passed, verdict.reason
+        for what, wrong in wrongs(right, tmp_path):
+            verdict = await pair.verify(wrong, **terms)
+            assert verdict.code is Code.VERIFY_FAILED, f"{name}, {what}: {verdict}"
+            refused[f"{name}: {what}"] = verdict.reason
+            readings[f"{name}: {what}"] = max(drift.worst for drift in verdict.drifts if drift.metric == "max_rel")
+    for what, drift in readings.items():
+        print(f"{drift:9.4f}  {what}  {refused[what]}")
+    assert len(refused) == 20
+    assert not pair.old.exits, "the source is untouched"
+    assert pair.old.workers is not None
+    assert [
+        served for each in await pair.old.workers.stats() for served in each.served if each.assignment != SOURCE
+    ] == []

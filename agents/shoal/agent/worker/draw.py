@@ -11,6 +11,8 @@ from shoal.types.profile import TensorSpec
 
 _UNKNOWN = ((1, 1), (0, 1), (0, 15), (0, 0))
 """Least and most of integers about which nothing is known."""
+_FEW = (0, 40, 8, 2)
+"""From how many different indices an input is drawn; 0: from all."""
 _WORDS = ("a", "the", "Shoal", "0", "-1.5", "x y", "ß", "")
 
 
@@ -20,7 +22,8 @@ def draw(
     """Input number `index` of those that belong to `seed`.
 
     Floats are even over [0, 1) in one half of them and normal in the other: models are fed with pixels and with
-    features. Integers are drawn from [0, below) where that is known. Where it is not, an integer may be a length, a
+    features. Integers are drawn from [0, below) where that is known: from all of it, or from a few of them, which is
+    more like a text than noise is. Where it is not, an integer may be a length, a
     shape, a mask or a divisor: of four inputs one has 1 as a warm-up does, one 0 or 1, one up to 15, one 0.
     shapes: of inputs with dynamic axes; an axis that is not given is 1.
     """
@@ -34,7 +37,9 @@ def draw(
             feeds[spec.name] = dice.random(shape) < 0.5
         elif dtype.kind in "iu" and spec.name in below:
             most = min(below[spec.name], np.iinfo(dtype).max)
-            feeds[spec.name] = dice.integers(0, max(most, 1), size=shape, dtype=np.uint64).astype(dtype)
+            few = _FEW[index % len(_FEW)]
+            words = dice.integers(0, max(most, 1), size=few or shape, dtype=np.uint64)
+            feeds[spec.name] = (dice.choice(words, size=shape) if few else words).astype(dtype)
         elif dtype.kind in "iu":
             least, most = _UNKNOWN[index % len(_UNKNOWN)]
             feeds[spec.name] = dice.integers(least, most, size=shape, endpoint=True).astype(dtype)
