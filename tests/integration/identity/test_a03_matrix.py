@@ -50,7 +50,7 @@ LINK: Mapping[str, set[Role]] = {
     "Artifacts/Inspect": WRITERS,
     "Artifacts/List": READERS,
     "Artifacts/Remove": WRITERS,
-    "Operator/WhoAmI": READERS,
+    "Operator/WhoAmI": READERS | {Role.COORDINATOR},
     "Operator/Plan": READERS,
     "Operator/Apply": WRITERS,
     "Operator/Get": READERS,

@@ -21,7 +21,9 @@ def test_a03_every_method_has_a_rule_and_every_rule_a_method() -> None:
 
 def test_no_tenant_and_no_federation_calls_the_control_port() -> None:
     allowed = frozenset().union(*(roles for method, roles in RULES.items() if not method.startswith(FOREIGN)))
-    assert allowed == {Role.AGENT, Role.GATEWAY, Role.OPERATOR, Role.VIEWER}
+    assert allowed == {Role.AGENT, Role.GATEWAY, Role.OPERATOR, Role.VIEWER, Role.COORDINATOR}
+    own = [method for method, roles in RULES.items() if Role.COORDINATOR in roles and not method.startswith(FOREIGN)]
+    assert own == ["/shoal.v1.Operator/WhoAmI"], "coordinators ask each other who leads, and no more"
 
 
 def test_other_regions_speak_by_their_coordinators_and_the_federation_only_carries_bids() -> None:

@@ -40,7 +40,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Artifacts/Inspect": _WRITE,
     "/shoal.v1.Artifacts/List": _READ,
     "/shoal.v1.Artifacts/Remove": _WRITE,
-    "/shoal.v1.Operator/WhoAmI": _READ,
+    "/shoal.v1.Operator/WhoAmI": _READ | COORDINATORS,
     "/shoal.v1.Operator/Plan": _READ,
     "/shoal.v1.Operator/Apply": _WRITE,
     "/shoal.v1.Operator/Get": _READ,

@@ -40,6 +40,7 @@ from shoal.coordinator.main.options import Address, Config, address_of
 from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
 from shoal.coordinator.main.serving import STOP_S, back_up, dialled, listen, refresh, serve_models
 from shoal.coordinator.main.trading import Trading
+from shoal.coordinator.peers.siblings import Siblings
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
 from shoal.coordinator.telemetry.metrics import Gauges
@@ -242,12 +243,15 @@ async def _lead(
         tasks.append(asyncio.create_task(broker.run()))
     if mqtt_links is not None:
         tasks.append(asyncio.create_task(mqtt_links.run()))
-    await first_of(stopping.wait(), region.deposed.wait(), election.lost(), store.outdated.wait())
+    others = [each for each in process.links.split(",") if each != process.link_address]
+    siblings = Siblings(config.region, others, lambda: authority.roots, lambda: identity.enrolled, clock)
+    replaced = siblings.replaced(region.truth.term)
+    await first_of(stopping.wait(), region.deposed.wait(), election.lost(), store.outdated.wait(), replaced)
     log.info("stopping" if stopping.is_set() else "leads no more")
     region.stop()
     # Who was replaced lets go of everybody at once: they are expected elsewhere.
     grace_s = STOP_S if stopping.is_set() else None
-    await asyncio.gather(api.stop(grace_s), enrol_server.stop(grace_s), trading.stop(grace_s))
+    await asyncio.gather(api.stop(grace_s), enrol_server.stop(grace_s), trading.stop(grace_s), siblings.close())
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -43,7 +43,7 @@ class EtcdElection:
             await asyncio.sleep(LOOK_S)
 
     async def lost(self) -> None:
-        """While etcd does not answer nobody can be elected, so whoever leads stays: it cannot write either."""
+        """While etcd does not answer, who leads stays: nobody can be elected, or it hears of it from the other one."""
         while True:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(ShoalError):

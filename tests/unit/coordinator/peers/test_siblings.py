@@ -1,0 +1,36 @@
+"""A leader that hears from another coordinator that it was replaced."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harness.pki import Authority
+from harness.seats import seats
+from harness.wait import until
+from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.peers import siblings
+from shoal.types.device import Role
+from shoal.wire.enrol import Enrolled
+
+
+async def test_a_leader_of_a_later_term_replaces_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three answer: one that follows, one that leads in the same term, then in the next. One is gone."""
+    monkeypatch.setattr(siblings, "EVERY_S", 0.02)
+    clock = SystemClock()
+    authority = Authority(tmp_path / "pki", "eu", clock.wall())
+    certificate, key, ca = authority.issue(Role.COORDINATOR, "coordinator").read()
+    own = Enrolled("eu", Role.COORDINATOR, "coordinator", certificate, ca, "", "", key)
+    with seats(authority, tmp_path / "ann") as (gone, leader, follower):
+        gone.server.stop(None).wait()
+        asked = siblings.Siblings("eu", leader.all, lambda: (ca.decode(),), lambda: own, clock)
+        waiting = asyncio.create_task(asked.replaced(leader.term))
+        try:
+            before = leader.asked
+            await until(lambda: leader.asked > before + 3 and follower.asked > 3, 10.0, "both were asked again")
+            assert not waiting.done()
+            leader.term += 1
+            await asyncio.wait_for(waiting, 10.0)
+        finally:
+            waiting.cancel()
+            await asked.close()
