@@ -21,6 +21,7 @@ from shoal.cli.commands import (
     federation,
     get,
     infer,
+    migrate,
     model,
     node,
     plan,
@@ -49,6 +50,8 @@ _VERBS: tuple[click.Command, ...] = (
     events.events,
     cordon.cordon,
     cordon.uncordon,
+    migrate.migrate,
+    migrate.drain,
     node.node,
     ca.ca,
     region.region,
@@ -60,8 +63,6 @@ _VERBS: tuple[click.Command, ...] = (
 
 
 LATER: dict[str, str] = {
-    "migrate": "migration",
-    "drain": "migration",
     "rollback": "migration",
     "history": "migration",
     "trace": "compose",

@@ -26,6 +26,7 @@ SINGULAR = {
     "tokens": "token",
     "events": "event",
     "agreements": "agreement",
+    "migrations": "migration",
 }
 """The kinds of things, as listings name them and as one of them is called."""
 

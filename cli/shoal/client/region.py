@@ -177,6 +177,19 @@ class Region:
         request = operator_pb2.CordonRequest(node=node, cordoned=cordoned)
         return self._call("Cordon", request).node  # type: ignore[no-any-return]
 
+    def migrate(self, tenant: str, name: str, to: str, replica: str = "") -> operator_pb2.MigrationView:
+        """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not there."""
+        key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
+        request = operator_pb2.MigrateRequest(workload=key, to=to, replica=replica)
+        return self._call("Migrate", request).migration  # type: ignore[no-any-return]
+
+    def cancel_migration(self, migration: str) -> operator_pb2.MigrationView:
+        request = operator_pb2.CancelMigrationRequest(id=migration)
+        return self._call("CancelMigration", request).migration  # type: ignore[no-any-return]
+
+    def drain(self, node: str) -> operator_pb2.DrainReply:
+        return self._call("Drain", operator_pb2.DrainRequest(node=node))  # type: ignore[no-any-return]
+
     def events(self, after: int = 0, *, follow: bool = False, limit: int = 0) -> Iterator[operator_pb2.Event]:
         """follow: goes on at another coordinator, from the event after the last one, when this one ends."""
         seen = after

@@ -751,7 +751,7 @@ Global___ApplyReply: _TypeAlias = ApplyReply  # noqa: Y015
 
 @_typing.final
 class GetRequest(_message.Message):
-    """kind: nodes devices models workloads placements policies tenants regions events tokens agreements ledger"""
+    """kind: nodes devices models workloads placements policies tenants regions events tokens agreements ledger migrations"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1201,6 +1201,7 @@ class GetReply(_message.Message):
     REGIONS_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
     SERVED_BY_FIELD_NUMBER: _builtins.int
     AS_OF_FIELD_NUMBER: _builtins.int
     served_by: _builtins.str
@@ -1227,6 +1228,8 @@ class GetReply(_message.Message):
     def agreements(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgreementView]: ...
     @_builtins.property
     def ledger(self) -> _containers.RepeatedCompositeFieldContainer[_federation_pb2.LedgerEntry]: ...
+    @_builtins.property
+    def migrations(self) -> _containers.RepeatedCompositeFieldContainer[Global___MigrationView]: ...
     def __init__(
         self,
         *,
@@ -1240,12 +1243,13 @@ class GetReply(_message.Message):
         regions: _abc.Iterable[Global___RegionView] | None = ...,
         agreements: _abc.Iterable[Global___AgreementView] | None = ...,
         ledger: _abc.Iterable[_federation_pb2.LedgerEntry] | None = ...,
+        migrations: _abc.Iterable[Global___MigrationView] | None = ...,
         served_by: _builtins.str = ...,
         as_of: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "as_of", b"as_of", "devices", b"devices", "documents", b"documents", "events", b"events", "ledger", b"ledger", "nodes", b"nodes", "placements", b"placements", "regions", b"regions", "served_by", b"served_by", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "as_of", b"as_of", "devices", b"devices", "documents", b"documents", "events", b"events", "ledger", b"ledger", "migrations", b"migrations", "nodes", b"nodes", "placements", b"placements", "regions", b"regions", "served_by", b"served_by", "tokens", b"tokens", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1550,6 +1554,359 @@ class CanMoveReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CanMoveReply: _TypeAlias = CanMoveReply  # noqa: Y015
+
+@_typing.final
+class MigrationPlace(_message.Message):
+    """One of the two replicas of a move."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    assignment: _builtins.str
+    node: _builtins.str
+    device: _builtins.str
+    model: _builtins.str
+    precision: _builtins.str
+    def __init__(
+        self,
+        *,
+        assignment: _builtins.str = ...,
+        node: _builtins.str = ...,
+        device: _builtins.str = ...,
+        model: _builtins.str = ...,
+        precision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "model", b"model", "node", b"node", "precision", b"precision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrationPlace: _TypeAlias = MigrationPlace  # noqa: Y015
+
+@_typing.final
+class GuardFigures(_message.Message):
+    """What the guard read of a replica in one step: requests and errors of the step, seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    errors: _builtins.int
+    latency_p95_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        errors: _builtins.int = ...,
+        latency_p95_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "latency_p95_s", b"latency_p95_s", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GuardFigures: _TypeAlias = GuardFigures  # noqa: Y015
+
+@_typing.final
+class GuardReading(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    share: _builtins.float
+    held_s: _builtins.float
+    passed: _builtins.bool
+    @_builtins.property
+    def source(self) -> Global___GuardFigures: ...
+    @_builtins.property
+    def target(self) -> Global___GuardFigures: ...
+    def __init__(
+        self,
+        *,
+        share: _builtins.float = ...,
+        held_s: _builtins.float = ...,
+        source: Global___GuardFigures | None = ...,
+        target: Global___GuardFigures | None = ...,
+        passed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_s", b"held_s", "passed", b"passed", "share", b"share", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GuardReading: _TypeAlias = GuardReading  # noqa: Y015
+
+@_typing.final
+class MigrationStage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    stage: _builtins.str
+    at: _builtins.float
+    note: _builtins.str
+    def __init__(
+        self,
+        *,
+        stage: _builtins.str = ...,
+        at: _builtins.float = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "note", b"note", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrationStage: _TypeAlias = MigrationStage  # noqa: Y015
+
+@_typing.final
+class MigrationView(_message.Message):
+    """stage: planned | reserved | staging | warming | verifying | shifting | draining | done | rolling_back | aborted
+    cause: operator | documents | drain
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    GIVES_UP_AT_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    READINGS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    stage: _builtins.str
+    cause: _builtins.str
+    actor: _builtins.str
+    to: _builtins.str
+    """Where it was asked to go; empty: anywhere."""
+    share: _builtins.float
+    """Of the source's requests, what the target takes now."""
+    gives_up_at: _builtins.float
+    """When its state is given up; 0 where it is over."""
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
+    @_builtins.property
+    def source(self) -> Global___MigrationPlace: ...
+    @_builtins.property
+    def target(self) -> Global___MigrationPlace:
+        """Absent while it has no place."""
+
+    @_builtins.property
+    def reason(self) -> _nouns_pb2.Refusal:
+        """What it waits for, or why it ended."""
+
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___MigrationStage]: ...
+    @_builtins.property
+    def verdict(self) -> _nouns_pb2.Verdict: ...
+    @_builtins.property
+    def readings(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardReading]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
+        stage: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        source: Global___MigrationPlace | None = ...,
+        target: Global___MigrationPlace | None = ...,
+        to: _builtins.str = ...,
+        share: _builtins.float = ...,
+        reason: _nouns_pb2.Refusal | None = ...,
+        gives_up_at: _builtins.float = ...,
+        stages: _abc.Iterable[Global___MigrationStage] | None = ...,
+        verdict: _nouns_pb2.Verdict | None = ...,
+        readings: _abc.Iterable[Global___GuardReading] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "cause", b"cause", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrationView: _TypeAlias = MigrationView  # noqa: Y015
+
+@_typing.final
+class MigrateRequest(_message.Message):
+    """to: NODE or NODE/DEVICE. replica: an assignment; empty: the first that is not there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    to: _builtins.str
+    replica: _builtins.str
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
+    def __init__(
+        self,
+        *,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
+        to: _builtins.str = ...,
+        replica: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "to", b"to", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateRequest: _TypeAlias = MigrateRequest  # noqa: Y015
+
+@_typing.final
+class MigrateReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def migration(self) -> Global___MigrationView: ...
+    def __init__(
+        self,
+        *,
+        migration: Global___MigrationView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigrateReply: _TypeAlias = MigrateReply  # noqa: Y015
+
+@_typing.final
+class CancelMigrationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelMigrationRequest: _TypeAlias = CancelMigrationRequest  # noqa: Y015
+
+@_typing.final
+class CancelMigrationReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def migration(self) -> Global___MigrationView: ...
+    def __init__(
+        self,
+        *,
+        migration: Global___MigrationView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelMigrationReply: _TypeAlias = CancelMigrationReply  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class UnmovedReplica(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    assignment: _builtins.str
+    @_builtins.property
+    def reason(self) -> _nouns_pb2.Refusal: ...
+    def __init__(
+        self,
+        *,
+        assignment: _builtins.str = ...,
+        reason: _nouns_pb2.Refusal | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnmovedReplica: _TypeAlias = UnmovedReplica  # noqa: Y015
+
+@_typing.final
+class DrainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    MIGRATIONS_FIELD_NUMBER: _builtins.int
+    UNMOVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    @_builtins.property
+    def migrations(self) -> _containers.RepeatedCompositeFieldContainer[Global___MigrationView]:
+        """Under way, those that another drain began before too."""
+
+    @_builtins.property
+    def unmoved(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnmovedReplica]: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+        migrations: _abc.Iterable[Global___MigrationView] | None = ...,
+        unmoved: _abc.Iterable[Global___UnmovedReplica] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migrations", b"migrations", "node", b"node", "unmoved", b"unmoved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
 
 @_typing.final
 class CordonRequest(_message.Message):

@@ -74,6 +74,21 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.CordonRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.CordonReply.FromString,
                 _registered_method=True)
+        self.Migrate = channel.unary_unary(
+                '/shoal.v1.Operator/Migrate',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.MigrateRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.MigrateReply.FromString,
+                _registered_method=True)
+        self.CancelMigration = channel.unary_unary(
+                '/shoal.v1.Operator/CancelMigration',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.CancelMigrationRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.CancelMigrationReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/shoal.v1.Operator/Drain',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.DrainRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Events = channel.unary_stream(
                 '/shoal.v1.Operator/Events',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.EventsRequest.SerializeToString,
@@ -192,6 +207,27 @@ class OperatorServicer:
 
     def Cordon(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Migrate(self, request, context):
+        """Begins a live move of one replica; `Get migrations` tells how it goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelMigration(self, request, context):
+        """Takes a move back that has not begun to drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Cordons a node and begins a move of each replica that it has.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -323,6 +359,21 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Cordon,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.CordonRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.CordonReply.SerializeToString,
+            ),
+            'Migrate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Migrate,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.MigrateRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.MigrateReply.SerializeToString,
+            ),
+            'CancelMigration': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMigration,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.CancelMigrationRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.CancelMigrationReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.DrainRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.DrainReply.SerializeToString,
             ),
             'Events': grpc.unary_stream_rpc_method_handler(
                     servicer.Events,
@@ -606,6 +657,87 @@ class Operator:
             '/shoal.v1.Operator/Cordon',
             shoal_dot_v1_dot_operator__pb2.CordonRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.CordonReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Migrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Migrate',
+            shoal_dot_v1_dot_operator__pb2.MigrateRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.MigrateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMigration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/CancelMigration',
+            shoal_dot_v1_dot_operator__pb2.CancelMigrationRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.CancelMigrationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Drain',
+            shoal_dot_v1_dot_operator__pb2.DrainRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

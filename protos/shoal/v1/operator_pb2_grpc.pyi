@@ -44,6 +44,12 @@ class OperatorStub:
     price. Changes nothing and holds nothing.
     """
     Cordon: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CordonRequest, _operator_pb2.CordonReply]
+    Migrate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.MigrateRequest, _operator_pb2.MigrateReply]
+    """Begins a live move of one replica; `Get migrations` tells how it goes."""
+    CancelMigration: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CancelMigrationRequest, _operator_pb2.CancelMigrationReply]
+    """Takes a move back that has not begun to drain."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DrainRequest, _operator_pb2.DrainReply]
+    """Cordons a node and begins a move of each replica that it has."""
     Events: _grpc.UnaryStreamMultiCallable[_operator_pb2.EventsRequest, _operator_pb2.Event]
     """Past events from `after`, then (follow) new ones as they happen."""
     CreateToken: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CreateTokenRequest, _operator_pb2.CreateTokenReply]
@@ -81,6 +87,12 @@ class OperatorAsyncStub(OperatorStub):
     price. Changes nothing and holds nothing.
     """
     Cordon: _aio.UnaryUnaryMultiCallable[_operator_pb2.CordonRequest, _operator_pb2.CordonReply]  # type: ignore[assignment]
+    Migrate: _aio.UnaryUnaryMultiCallable[_operator_pb2.MigrateRequest, _operator_pb2.MigrateReply]  # type: ignore[assignment]
+    """Begins a live move of one replica; `Get migrations` tells how it goes."""
+    CancelMigration: _aio.UnaryUnaryMultiCallable[_operator_pb2.CancelMigrationRequest, _operator_pb2.CancelMigrationReply]  # type: ignore[assignment]
+    """Takes a move back that has not begun to drain."""
+    Drain: _aio.UnaryUnaryMultiCallable[_operator_pb2.DrainRequest, _operator_pb2.DrainReply]  # type: ignore[assignment]
+    """Cordons a node and begins a move of each replica that it has."""
     Events: _aio.UnaryStreamMultiCallable[_operator_pb2.EventsRequest, _operator_pb2.Event]  # type: ignore[assignment]
     """Past events from `after`, then (follow) new ones as they happen."""
     CreateToken: _aio.UnaryUnaryMultiCallable[_operator_pb2.CreateTokenRequest, _operator_pb2.CreateTokenReply]  # type: ignore[assignment]
@@ -163,6 +175,30 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.CordonRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.CordonReply, _abc.Awaitable[_operator_pb2.CordonReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Migrate(
+        self,
+        request: _operator_pb2.MigrateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.MigrateReply, _abc.Awaitable[_operator_pb2.MigrateReply]]:
+        """Begins a live move of one replica; `Get migrations` tells how it goes."""
+
+    @_abc_1.abstractmethod
+    def CancelMigration(
+        self,
+        request: _operator_pb2.CancelMigrationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.CancelMigrationReply, _abc.Awaitable[_operator_pb2.CancelMigrationReply]]:
+        """Takes a move back that has not begun to drain."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _operator_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.DrainReply, _abc.Awaitable[_operator_pb2.DrainReply]]:
+        """Cordons a node and begins a move of each replica that it has."""
 
     @_abc_1.abstractmethod
     def Events(

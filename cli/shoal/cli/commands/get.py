@@ -15,7 +15,7 @@ from shoal.cli.render.resources import rows_of, show
 @connection
 @output
 def get(kind: str, name: str, tenant: str, context: str, region: str, output: str) -> None:
-    """List nodes, devices, models, workloads, placements, policies, tenants, regions, tokens, events or agreements."""
+    """List nodes, devices, models, workloads, placements, migrations and whatever else a region knows."""
     with connected(context, region) as api:
         messages = rows_of(api, kind, name, tenant)
     if output in ("json", "yaml"):

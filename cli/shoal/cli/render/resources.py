@@ -31,6 +31,7 @@ def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]
         "tokens": reply.tokens,
         "events": reply.events,
         "agreements": reply.agreements,
+        "migrations": reply.migrations,
     }[kind]
 
 
@@ -279,6 +280,22 @@ _COLUMNS["agreements"] = (
     ("+LEASE", lambda row: show_seconds(row.lease_s) if row.lease_s else "-"),
     ("+MODEL", lambda row: row.offer.model[:19]),
     ("+REPLICAS", lambda row: str(row.offer.replicas)),
+)
+_COLUMNS["migrations"] = (
+    ("MIGRATION", lambda row: row.id),
+    ("WORKLOAD", lambda row: f"{row.workload.tenant}/{row.workload.name}"),
+    ("FROM", lambda row: f"{row.source.node}/{row.source.device}"),
+    ("TO", lambda row: f"{row.target.node}/{row.target.device}" if row.target.node else row.to or "anywhere"),
+    ("STAGE", lambda row: row.stage.replace("_", " ")),
+    ("SHARE", lambda row: f"{row.share:.0%}"),
+    ("VERIFIED", lambda row: ("yes" if row.verdict.passed else "no") if row.verdict.migration else "-"),
+    ("CAUSE", lambda row: row.cause),
+    ("REASON", lambda row: reason(row.reason)),
+    ("+BEGAN", lambda row: when(row.stages[0].at)),
+    ("+GIVES UP AT", lambda row: when(row.gives_up_at)),
+    ("+BY", lambda row: row.actor or "-"),
+    ("+MODEL", lambda row: row.target.model[:19] or row.source.model[:19]),
+    ("+PRECISION", lambda row: row.target.precision or row.source.precision),
 )
 _DOCUMENT: Final[tuple[Column, ...]] = (
     ("NAME", lambda row: row.name),

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.prospects import prospect_view
 from shoal.coordinator.controllers import doctor
 from shoal.coordinator.controllers.catalog import DocumentKey
@@ -16,6 +17,8 @@ from shoal.coordinator.controllers.membership import Membership
 from shoal.coordinator.controllers.outlook import outlooks
 from shoal.coordinator.controllers.prospects import prospect
 from shoal.coordinator.controllers.region import Region
+from shoal.coordinator.core.migration.model import Migration
+from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.signals.model import SignalName
 from shoal.coordinator.ports import Clock, Store
 from shoal.types.codes import Code, ShoalError, refuse
@@ -37,6 +40,7 @@ _KINDS_LISTED: Final = (
     "events",
     "regions",
     "agreements",
+    "migrations",
     "ledger",
     *LISTS,
 )
@@ -202,6 +206,37 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         await self._audit.note(actor, "Cordon", request.node, "cordoned" if request.cordoned else "uncordoned")
         return operator_pb2.CordonReply(node=await self._node(request.node))
 
+    async def Migrate(self, request: operator_pb2.MigrateRequest, context: Any) -> operator_pb2.MigrateReply:
+        actor = identity_of_context(context).uri
+        key = WorkloadKey(request.workload.tenant or "default", request.workload.name)
+        begun = await self._region.moving.migrate(key, Aim.parse(request.to), actor, replica=request.replica)
+        await self._audit.note(actor, "Migrate", f"{key} to {request.to}", begun.id)
+        return operator_pb2.MigrateReply(migration=self._migration(begun))
+
+    async def CancelMigration(
+        self, request: operator_pb2.CancelMigrationRequest, context: Any
+    ) -> operator_pb2.CancelMigrationReply:
+        actor = identity_of_context(context).uri
+        after = await self._region.moving.cancel(request.id, actor)
+        await self._audit.note(actor, "CancelMigration", request.id, after.stage)
+        return operator_pb2.CancelMigrationReply(migration=self._migration(after))
+
+    async def Drain(self, request: operator_pb2.DrainRequest, context: Any) -> operator_pb2.DrainReply:
+        actor = identity_of_context(context).uri
+        drained = await self._region.moving.drain(request.node, actor)
+        await self._audit.note(actor, "Drain", request.node, f"{len(drained.begun)} moves begun")
+        return operator_pb2.DrainReply(
+            node=await self._node(request.node),
+            migrations=[self._migration(each) for each in drained.begun],
+            unmoved=[
+                operator_pb2.UnmovedReplica(assignment=name, reason=views.refusal_view(refusal))
+                for name, refusal in sorted(drained.unmoved.items())
+            ],
+        )
+
+    def _migration(self, migration: Migration) -> operator_pb2.MigrationView:
+        return migration_view(self._region.workloads, migration, self._clock.now(), self._clock.wall())
+
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         if request.follow:
             async for event in self._region.events.follow(request.after):
@@ -262,7 +297,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             allowed = f"version {request.allow_version} allowed again for {'; '.join(lines)}"
             await self._audit.note(actor, "ClearModel", request.model, allowed)
             return operator_pb2.ClearModelReply()
-        cleared = await self._region.workloads.clear(request.model, actor)
+        poisoned = await self._region.workloads.clear(request.model, actor)
+        cleared = (*poisoned, *await self._region.moving.clear(request.model, actor))
         await self._audit.note(actor, "ClearModel", request.model, "; ".join(cleared) or "nothing was held against it")
         return operator_pb2.ClearModelReply(cleared=cleared)
 
@@ -362,6 +398,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 trades = self._region.trades.trades if self._region.trades is not None else {}
                 deals = self._region.bids.states.values() if self._region.bids is not None else ()
                 reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now()))
+            case "migrations":
+                reply.migrations.extend(migration_views(controller, self._clock.now(), self._clock.wall()))
             case "ledger":
                 reply.ledger.extend(to_wire(entry) for entry in (await self._region.ledger.past(0))[-LEDGER_MOST:])
             case "events":
@@ -413,6 +451,8 @@ def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
             return name in ("", value.id, value.name)
         case "agreements":
             return name in ("", value.agreement, value.workload.name) and tenant in ("", value.workload.tenant)
+        case "migrations":
+            return name in ("", value.id, value.workload.name) and tenant in ("", value.workload.tenant)
         case "ledger":
             return name in ("", value.agreement)
         case "events":

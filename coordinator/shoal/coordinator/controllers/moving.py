@@ -25,7 +25,7 @@ UNDECIDED: Final = Planned(Elapsed(0.0), Elapsed(0.0))
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """begun: a migration of each replica of the node. unmoved: replicas that cannot move now, and why."""
+    """begun: moves of the node's replicas, of this drain or from before. unmoved: those that cannot move now, and why."""
 
     begun: tuple[Migration, ...]
     unmoved: Mapping[str, Refusal]
@@ -90,14 +90,18 @@ class MovingController:
                 except ShoalError as error:
                     unmoved[one.id] = error.refusal
             await self._commit(begun, actor)
-        return Drained(tuple(begun), unmoved)
+            under_way = (each for each in self._workloads.migrations.live if each.source.node == node)
+            return Drained(tuple(under_way), unmoved)
 
-    async def clear(self, digest: str, actor: str) -> tuple[str, ...]:
-        """Forgets what was held against a model's places; says which. Raises ShoalError(STORE_FULL | ..)."""
+    async def clear(self, name: str, actor: str) -> tuple[str, ...]:
+        """Forgets what was held against places of a model (by name or digest); says which.
+
+        Raises ShoalError(STORE_FULL | ..)."""
+        digest = self._workloads.catalog.digest_of(name)
         async with self._workloads.stepping:
             cleared = self._cleared(lambda each: each.target is not None and each.target.model == digest)
             await self._commit(cleared, actor)
-        return tuple(f"{digest} on {each.target.where}" for each in cleared if each.target is not None)
+        return tuple(f"{each.target.model} on {each.target.where}" for each in cleared if each.target is not None)
 
     def one(self, name: str) -> Migration:
         """Raises ShoalError(MIGRATION_UNKNOWN)."""

@@ -49,6 +49,7 @@ async def beat(world: World, *agents: Agent, seconds: float = 0.5) -> None:
 
 
 async def until_over(world: World, migration: Migration, *agents: Agent, most: int = 120) -> Migration:
+    found = migration
     for _ in range(most):
         found = world.region.moving.one(migration.id)
         if found.is_over:

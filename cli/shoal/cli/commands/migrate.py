@@ -1,0 +1,89 @@
+"""`shoal migrate`, `shoal drain`: live moves of replicas."""
+
+import time
+from collections.abc import Iterable
+
+import click
+
+from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.render.data import as_data
+from shoal.cli.render.migrations import ended, refusal_of, show_migration, stage_line
+from shoal.cli.render.output import emit, line
+from shoal.cli.render.resources import reason
+from shoal.client import Region
+from shoal.types.codes import Code, refuse
+from shoal.v1 import operator_pb2
+
+LOOK_S = 0.1
+
+
+@click.command()
+@click.argument("workload")
+@click.option("--to", "to", metavar="NODE[/DEVICE]", help="Where it is to run.")
+@click.option("--replica", default="", help="Which of its replicas, by assignment. [default: the first not there]")
+@click.option("--cancel", default="", metavar="MIGRATION", help="Take this move back instead.")
+@click.option("--watch", is_flag=True, help="Say how it goes, and return when it is over.")
+@tenant
+@connection
+@output
+def migrate(
+    workload: str, to: str | None, replica: str, cancel: str, watch: bool, tenant: str, context: str, region: str,
+    output: str,
+) -> None:  # fmt: skip
+    """Move a replica of WORKLOAD, live: verified against the one that serves before it takes a request."""
+    if bool(to) == bool(cancel):
+        raise refuse(Code.FIELD_MISSING, "neither or both of --to and --cancel", "one of them", "add --to NODE")
+    with connected(context, region) as api:
+        begun = api.cancel_migration(cancel) if cancel else api.migrate(tenant, workload, to or "", replica)
+        if watch:
+            (begun,) = follow(api, [begun])
+    if output in ("json", "yaml"):
+        emit(as_data(begun), output)
+    elif watch:
+        show_migration(begun)
+    else:
+        line(f"{begun.id} is {begun.stage}")
+    if watch and not cancel and begun.stage != "done":
+        raise refusal_of(begun)
+
+
+@click.command()
+@click.argument("node")
+@click.option("--watch", is_flag=True, help="Say how it goes, and return when every move is over.")
+@connection
+@output
+def drain(node: str, watch: bool, context: str, region: str, output: str) -> None:
+    """Empty NODE: nothing new comes to it, and each of its replicas moves to another node, live."""
+    with connected(context, region) as api:
+        reply = api.drain(node)
+        moves = follow(api, reply.migrations) if watch else list(reply.migrations)
+    if output in ("json", "yaml"):
+        emit(as_data(reply), output)
+    else:
+        line(f"{node} is cordoned, {len(moves)} of its replicas move")
+        for one in moves:
+            line(f"  {stage_line(one)}")
+        for left in reply.unmoved:
+            line(f"  {left.assignment} stays: {reason(left.reason)}", "yellow")
+    stopped = next((one for one in moves if one.stage == "aborted"), None)
+    if stopped is not None:
+        raise refusal_of(stopped)
+    if watch and reply.unmoved:
+        raise refuse(Code.CONFLICT, f"{len(reply.unmoved)} replicas stay on {node}", "an empty node", "see above")
+
+
+def follow(
+    api: Region, begun: Iterable[operator_pb2.MigrationView]
+) -> list[operator_pb2.MigrationView]:  # fmt: skip
+    """Says each new stage once; returns when all are over."""
+    known = {one.id: one for one in begun}
+    said = dict.fromkeys(known, 0)
+    while True:
+        for one in known.values():
+            for stage in one.stages[said[one.id] :]:
+                line(f"{one.id}  {stage.stage.replace('_', ' ')}  {stage.note}".rstrip(), "dim")
+            said[one.id] = len(one.stages)
+        if all(ended(one) for one in known.values()):
+            return list(known.values())
+        time.sleep(LOOK_S)  # noqa: TID251
+        known |= {one.id: one for one in api.get("migrations").migrations if one.id in known}

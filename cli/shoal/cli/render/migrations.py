@@ -1,0 +1,63 @@
+"""A live move for people: where it is, what it showed, what the guard read."""
+
+from shoal.cli.render.output import line, table
+from shoal.cli.render.resources import reason, when
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import show_seconds
+from shoal.v1 import nouns_pb2, operator_pb2
+
+
+def ended(migration: operator_pb2.MigrationView) -> bool:
+    return migration.stage in ("done", "aborted")
+
+
+def refusal_of(migration: operator_pb2.MigrationView) -> ShoalError:
+    """Why it came to nothing."""
+    found = migration.reason
+    return ShoalError(Refusal(Code(found.code or Code.MOVE_CANCELLED), found.found, found.asked, found.remedy))
+
+
+def stage_line(migration: operator_pb2.MigrationView) -> str:
+    why = f": {reason(migration.reason)}" if migration.reason.code else ""
+    return f"{migration.id}  {_way(migration)}  {migration.stage.replace('_', ' ')}{why}"
+
+
+def show_migration(migration: operator_pb2.MigrationView) -> None:
+    line(stage_line(migration), "bold")
+    began = migration.stages[0].at
+    rows = [
+        [one.stage.replace("_", " "), when(one.at), f"+{one.at - began:.1f}s", one.note] for one in migration.stages
+    ]
+    table(["STAGE", "ENTERED", "AFTER", ""], rows)
+    if migration.verdict.migration:
+        _show_verdict(migration.verdict)
+    if migration.readings:
+        table(
+            ["SHARE", "HELD", "REQUESTS", "ERRORS", "P95", "P95 OF THE OLD", "PASSED"],
+            [
+                [
+                    f"{one.share:.0%}", f"{one.held_s:.1f}s", str(one.target.requests), str(one.target.errors),
+                    show_seconds(one.target.latency_p95_s), show_seconds(one.source.latency_p95_s),
+                    "yes" if one.passed else "no",
+                ]
+                for one in migration.readings
+            ],
+        )  # fmt: skip
+
+
+def _show_verdict(verdict: nouns_pb2.Verdict) -> None:
+    outcome = "passed" if verdict.passed else f"failed: {verdict.code} {verdict.reason}".rstrip()
+    line(f"verified against {verdict.against} with {verdict.samples} {verdict.inputs} inputs: {outcome}")
+    table(
+        ["OUTPUT", "METRIC", "BOUND", "WORST", "PASSED"],
+        [
+            [one.output or "(all)", one.metric, f"{one.bound:.4g}", f"{one.worst:.4g}", "yes" if one.passed else "no"]
+            for one in verdict.drifts
+        ],
+    )
+
+
+def _way(migration: operator_pb2.MigrationView) -> str:
+    source = f"{migration.source.node}/{migration.source.device}"
+    target = f"{migration.target.node}/{migration.target.device}" if migration.target.node else migration.to or "?"
+    return f"{migration.workload.tenant}/{migration.workload.name}  {source} -> {target}"

@@ -1,0 +1,106 @@
+"""Live moves, as the operator API shows them. Pure: values in, messages out."""
+
+from shoal.coordinator.api.views import key_view, refusal_view
+from shoal.coordinator.controllers.workloads import WorkloadsController
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Done,
+    Draining,
+    Figures,
+    Migration,
+    Place,
+    Planned,
+    Preparing,
+    Reading,
+    RollingBack,
+    Shifting,
+)
+from shoal.coordinator.core.migration.moves import move_of
+from shoal.types.codes import Code, Refusal
+from shoal.types.units import Elapsed, Wall
+from shoal.v1 import operator_pb2
+from shoal.wire.nouns import to_wire
+
+
+def migration_views(controller: WorkloadsController, now: Elapsed, wall: Wall) -> list[operator_pb2.MigrationView]:
+    """All that are kept, the oldest first."""
+    every = sorted(controller.migrations.all.values(), key=lambda each: (each.story[0].at, each.id))
+    return [migration_view(controller, each, now, wall) for each in every]
+
+
+def migration_view(
+    controller: WorkloadsController, migration: Migration, now: Elapsed, wall: Wall
+) -> operator_pb2.MigrationView:
+    move, target, verdict = move_of(migration), migration.target, migration.verdict
+    reason = _reason(controller, migration)
+    return operator_pb2.MigrationView(
+        id=migration.id,
+        workload=key_view(migration.workload),
+        stage=migration.stage,
+        cause=migration.cause,
+        actor=migration.actor,
+        source=_place(migration.source),
+        target=_place(target) if target is not None else None,
+        to="/".join(filter(None, (migration.aim.node, migration.aim.device))),
+        share=move.share if move is not None else float(isinstance(migration.state, Done)),
+        reason=refusal_view(reason) if reason is not None else None,
+        gives_up_at=_gives_up_at(migration, now, wall),
+        stages=[operator_pb2.MigrationStage(stage=one.stage, at=one.at, note=one.note) for one in migration.story],
+        verdict=to_wire(verdict) if verdict is not None else None,
+        readings=[_reading(reading) for reading in migration.readings],
+    )
+
+
+def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | None:
+    """What it waits for, or why it ended."""
+    match migration.state:
+        case Planned():
+            plan = controller.plan_now.of(migration.workload) if controller.plan_now is not None else None
+            why = plan.unmoved.get(migration.id) if plan is not None else None
+            found = str(why) if why is not None else "another move of its workload is under way, or it was just asked"
+            return Refusal(Code.NO_ROOM_FOR_BOTH, found)
+        case Preparing():
+            name = migration.target.assignment if migration.target is not None else ""
+            wait = next((wait for wait in controller.waits if wait.assignment == name), None)
+            return Refusal(wait.code, wait.reason) if wait is not None else None
+        case Shifting(step=step):
+            share, left = migration.rule.steps[step], len(migration.rule.steps) - step - 1
+            return Refusal(Code.WAITING_FOR_SHIFT, f"{share:.0%} of the requests are held, {left} steps to go")
+        case Draining():
+            return Refusal(Code.WAITING_FOR_DRAIN, f"{migration.source.where} finishes what it has")
+        case RollingBack(refusal=refusal) | Aborted(refusal=refusal):
+            return refusal
+        case Done():
+            return None
+
+
+def _gives_up_at(migration: Migration, now: Elapsed, wall: Wall) -> float:
+    match migration.state:
+        case Planned() | Preparing() | Shifting() | Draining() | RollingBack():
+            return wall + (migration.state.until - now)
+        case Done() | Aborted():
+            return 0.0
+
+
+def _place(place: Place) -> operator_pb2.MigrationPlace:
+    return operator_pb2.MigrationPlace(
+        assignment=place.assignment,
+        node=place.node,
+        device=place.device,
+        model=place.model,
+        precision=place.precision,
+    )
+
+
+def _reading(reading: Reading) -> operator_pb2.GuardReading:
+    return operator_pb2.GuardReading(
+        share=reading.share,
+        held_s=reading.held_s,
+        source=_figures(reading.source),
+        target=_figures(reading.target),
+        passed=reading.passed,
+    )
+
+
+def _figures(figures: Figures) -> operator_pb2.GuardFigures:
+    return operator_pb2.GuardFigures(requests=figures.requests, errors=figures.errors, latency_p95_s=figures.p95_s)
