@@ -25,7 +25,7 @@ UNDECIDED: Final = Planned(Elapsed(0.0), Elapsed(0.0))
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """begun: moves of the node's replicas, of this drain or from before. unmoved: those that cannot move now, and why."""
+    """begun: moves of the node's replicas, of this drain or earlier. unmoved: those that cannot move now, and why."""
 
     begun: tuple[Migration, ...]
     unmoved: Mapping[str, Refusal]
