@@ -39,7 +39,9 @@ LEADERLESS_S: Final = 10.0
 PAUSE_S: Final = 0.25
 ROUNDS: Final = 10
 """Tries of one call: who leads may be another one by then."""
-READS: Final = frozenset({"WhoAmI", "Plan", "Get", "Explain", "Doctor", "GetAuthority", "GetFederation", "List"})
+READS: Final = frozenset(
+    {"WhoAmI", "Plan", "Get", "Explain", "CanMove", "Doctor", "GetAuthority", "GetFederation", "List"}
+)
 """Methods that change nothing."""
 _UNSENT: Final = "failed to connect"
 """gRPC's own words where a call never left this machine; nothing else of it tells that."""

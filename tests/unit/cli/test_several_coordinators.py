@@ -10,8 +10,10 @@ from harness.pki import Authority
 from harness.seats import Seat, seats
 from shoal.cli.options import connected
 from shoal.client import Context, Contexts, Region, region
+from shoal.coordinator.api.authorise import RULES
 from shoal.coordinator.clock import SystemClock
 from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Role
 
 
 @pytest.fixture
@@ -84,6 +86,11 @@ def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Co
     assert [(event.sequence, event.subject) for event in seen] == [
         (1, leader.address), (2, leader.address), (3, three[2].address), (4, three[2].address),
     ]  # fmt: skip
+
+
+def test_what_may_be_asked_again_is_what_viewers_may_ask() -> None:
+    viewers = {method.rpartition("/")[2] for method, roles in RULES.items() if Role.VIEWER in roles}
+    assert viewers - {"Events"} == region.READS, "events go on by their number"
 
 
 def test_nobody_leads_for_a_while(context: Context, three: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
