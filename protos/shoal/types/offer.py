@@ -12,8 +12,8 @@ from shoal.types.workload import Limits, Requirements, Traffic, Weights, Workloa
 
 @dataclass(frozen=True, slots=True)
 class CapacityClass:
-    """All free devices of one kind in a region, summed. cost: of one such device. joules_per_tflop, carbon: NaN where
-    unknown. confidence: share of the devices whose receipt is measured and fresh, 0 to 1."""
+    """All free devices of one kind in a region, summed. cost: of one such device. cost, joules_per_tflop, carbon: NaN
+    where unknown. confidence: share of the devices whose receipt is measured and fresh, 0 to 1."""
 
     device_class: str
     runtime: str
@@ -117,10 +117,10 @@ class Solicitation:
 class Offer:
     """id: the bid's, by the bidder. latency_p95_s: at the delegate's gateway, the way between regions not counted.
 
-    cost: what the origin pays. joules (per inference), carbon: NaN where unknown. load_s: until it can serve. cached:
-    the model's bytes are there. hold_s: capacity is held so long from when this was sent; 0: nothing is held. changes:
-    empty where all is as asked; else what would have to give, as one would type it: then this is a counter-offer and
-    holds nothing.
+    cost: what the origin pays. cost, joules (per inference), carbon: NaN where unknown. load_s: until it can serve.
+    cached: the model's bytes are there. hold_s: capacity is held so long from when this was sent; 0: nothing is held.
+    changes: empty where all is as asked; else what would have to give, as one would type it: then this is a
+    counter-offer and holds nothing.
     """
 
     id: str

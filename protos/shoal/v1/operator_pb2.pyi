@@ -1152,6 +1152,7 @@ class AgreementView(_message.Message):
     OFFER_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
     agreement: _builtins.str
     side: _builtins.str
     counterpart: _builtins.str
@@ -1166,6 +1167,10 @@ class AgreementView(_message.Message):
     def offer(self) -> _federation_pb2.Offer: ...
     @_builtins.property
     def reason(self) -> _nouns_pb2.Refusal: ...
+    @_builtins.property
+    def delivered(self) -> _federation_pb2.ServiceReport:
+        """As this region's gateways counted it; of what another runs, the way there and back is in it."""
+
     def __init__(
         self,
         *,
@@ -1178,10 +1183,11 @@ class AgreementView(_message.Message):
         offer: _federation_pb2.Offer | None = ...,
         lease_s: _builtins.float = ...,
         reason: _nouns_pb2.Refusal | None = ...,
+        delivered: _federation_pb2.ServiceReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer", "reason", b"reason", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delivered", b"delivered", "offer", b"offer", "reason", b"reason", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "counterpart", b"counterpart", "lease_s", b"lease_s", "offer", b"offer", "reason", b"reason", "service", b"service", "side", b"side", "state", b"state", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "counterpart", b"counterpart", "delivered", b"delivered", "lease_s", b"lease_s", "offer", b"offer", "reason", b"reason", "service", b"service", "side", b"side", "state", b"state", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

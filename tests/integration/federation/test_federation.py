@@ -226,7 +226,7 @@ def test_a24_advertisements_that_cannot_be(regions: Federated) -> None:
     absurd: dict[str, Any] = {
         "1e12 GPUs": {"classes": (capacity(devices=10**12),)},
         "negative price": {"classes": (capacity(cost_usd_per_h=-1.0),)},
-        "NaN": {"classes": (capacity(cost_usd_per_h=math.nan),)},
+        "NaN": {"classes": (capacity(confidence=math.nan),)},
         "infinite": {"classes": (capacity(cost_usd_per_h=math.inf),)},
         "too many classes": {"classes": tuple(capacity(device_class=f"gpu {n}") for n in range(65))},
         "huge": {"classes": tuple(capacity(device_class=f"gpu {n}" + "x" * 4000) for n in range(60))},

@@ -173,7 +173,10 @@ def test_a_plan_shows_what_others_would_offer(
     runs = operator_pb2.WorkloadPlan(workload=key, delegate="when-better", delegated_to="eu-east", agreement="g-1")
     joined = nouns_pb2.Refusal(code="FEDERATION_UNREACHABLE", found="in no federation", remedy="join one")
     alone = operator_pb2.WorkloadPlan(workload=key, delegate="when-better", undelegated=joined)
-    for plan in (workload, runs, alone):
+    part = operator_pb2.WorkloadPlan(
+        workload=key, placed=1, wanted=1, delegate="when-better", delegated_to="eu-east", agreement="g-1"
+    )  # it leaves home, or comes back
+    for plan in (workload, runs, part, alone):
         plans.show_workload(plan, wide=plan is workload)
     agrees("plan-elsewhere.txt", capsys.readouterr().out, request)
 

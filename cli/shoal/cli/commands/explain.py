@@ -6,6 +6,7 @@ from shoal.cli.options import connected, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit
 from shoal.cli.render.plan import show_explanation
+from shoal.cli.render.resources import rows_of, show
 
 
 @click.command()
@@ -17,7 +18,11 @@ def explain(workload: str, tenant: str, context: str, region: str, output: str) 
     """Every candidate with its score terms, the first constraint that excluded it, and the nearest change that fits."""
     with connected(context, region) as api:
         reply = api.explain(tenant, workload)
+        agreement = reply.plan.agreement
+        agreements = rows_of(api, "agreements", agreement, "") if agreement and output not in ("json", "yaml") else ()
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
     else:
         show_explanation(reply, wide=output == "wide")
+        if agreements:
+            show("agreements", agreements, wide=output == "wide")

@@ -17,6 +17,9 @@ BIDS = ("offered", "countered", "declined", "awarded", "granted", "released", "e
 """What is told of a bid, until it is an agreement or gone."""
 
 
+ASKED = tuple(each.upper() for each in ("solicited", "bid", "countered", "declined", "no_bid", "awarded", "granted"))
+
+
 @click.group()
 def federation() -> None:
     """Join a federation of regions, see who is in it, and what was asked, bid, awarded and delivered."""
@@ -86,12 +89,28 @@ def regions(context: str, region: str, output: str) -> None:
 
 
 @federation.command()
+@click.argument("trade", metavar="[TRADE]", default="")
 @connection
 @output
-def bids(context: str, region: str, output: str) -> None:
-    """Who asked, who bid what, who won and why: the ledger up to the agreements."""
+def bids(trade: str, context: str, region: str, output: str) -> None:
+    """Who asked, who bid what, who won and why, up to the agreements.
+
+    What this region asked of others stands in its event log, with the terms of each answer in each round; TRADE (the
+    first rounds' name, or a workload's) shows one. What it bid for others stands in its ledger."""
     with connected(context, region) as api:
         entries = [entry for entry in api.get("ledger").ledger if entry.what in BIDS]
+        asked = [event for event in api.events() if event.code in ASKED]
+    if trade:
+        asked = [each for each in asked if trade in (each.subject, each.workload.name)]
+        entries = [each for each in entries if trade in (each.agreement, each.workload.rpartition("/")[2])]
+    if output in ("json", "yaml"):
+        emit({"asked": [as_data(each) for each in asked], "bid": [as_data(each) for each in entries]}, output)
+        return
+    rows = []
+    for each in asked:
+        workload = f"{each.workload.tenant}/{each.workload.name}"
+        rows.append([when(each.at), each.code.lower(), each.subject, workload, each.message])
+    table(["AT", "WHAT", "TRADE", "WORKLOAD", "TERMS"], rows)
     _show_entries(entries, output)
 
 
@@ -148,7 +167,8 @@ def _row(member: operator_pb2.MemberView) -> list[str]:
 
 def _class_row(region: str, each: federation_pb2.CapacityClass) -> list[str]:
     joules = "-" if math.isnan(each.joules_per_tflop) else f"{each.joules_per_tflop:.3g}"
+    price = "-" if math.isnan(each.cost_usd_per_h) else f"{each.cost_usd_per_h:.4g} USD/h"
     return [
         *(region, each.device_class, each.runtime, str(each.devices), show_bytes(each.free_bytes)),
-        *(" ".join(each.precisions) or "-", f"{each.cost_usd_per_h:.4g} USD/h", joules, f"{each.confidence:.0%}"),
+        *(" ".join(each.precisions) or "-", price, joules, f"{each.confidence:.0%}"),
     ]

@@ -64,11 +64,15 @@ def show_plan(plan: operator_pb2.PlanReply, *, wide: bool) -> None:
 def show_workload(plan: operator_pb2.WorkloadPlan, *, wide: bool) -> None:
     """Candidates best first, the chosen ones marked; then what changes and why."""
     name = f"{plan.workload.tenant}/{plan.workload.name}"
-    line(f"{name}  {plan.placed} of {plan.wanted} placed" + (f"  policy {plan.policy}" if plan.policy else ""), "bold")
+    where = f"{plan.placed} of {plan.wanted} placed"
+    if plan.delegated_to and not plan.wanted:  # nothing is wanted here
+        where = f"DELEGATED to {plan.delegated_to} under agreement {plan.agreement}"
+    line(f"{name}  {where}" + (f"  policy {plan.policy}" if plan.policy else ""), "bold")
     columns = ["", "DEVICE", "PRECISION", "P95", "MEMORY", "ENERGY", "COST", "SCORE", "WHY NOT"]
     if wide:
         columns += ["TERMS", "LOAD", "BASIS", "PARETO", "NEAREST"]
-    table(columns, [_candidate(candidate)[: len(columns)] for candidate in plan.candidates])
+    if plan.candidates or not plan.delegated_to:
+        table(columns, [_candidate(candidate)[: len(columns)] for candidate in plan.candidates])
     for change in plan.changes:
         where = f"{change.node}/{change.device}"
         line(f"  {change.sign} {where} {change.precision}  {change.why}", _STYLE.get(change.sign, ""))

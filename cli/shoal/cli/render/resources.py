@@ -13,6 +13,14 @@ from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_pe
 from shoal.v1 import artifacts_pb2, operator_pb2
 
 
+def _delivered(report: Any) -> str:
+    """At this region's gateways; of what runs for another, without the way."""
+    if not report.requests:
+        return "-"
+    errors = f", {report.errors} failed" if report.errors else ""
+    return f"{show_seconds(report.latency_p95_s)} of {report.requests}{errors}"
+
+
 def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]:
     """The listing's messages."""
     if kind == "models":
@@ -275,7 +283,8 @@ _COLUMNS["agreements"] = (
     ("STATE", lambda row: row.state),
     ("SERVICE", lambda row: row.service or "-"),
     ("PROMISED P95", lambda row: show_seconds(row.offer.latency_p95_s) if row.offer.id else "-"),
-    ("PRICE", lambda row: show_usd_per_hour(row.offer.cost) if row.offer.id else "-"),
+    ("DELIVERED", lambda row: _delivered(row.delivered)),
+    ("PRICE", lambda row: show_usd_per_hour(row.offer.cost) if row.offer.id and math.isfinite(row.offer.cost) else "-"),
     ("REASON", lambda row: reason(row.reason)),
     ("+LEASE", lambda row: show_seconds(row.lease_s) if row.lease_s else "-"),
     ("+MODEL", lambda row: row.offer.model[:19]),

@@ -1,6 +1,7 @@
 """The operator API: what the command line, scripts and the dashboard call. Each change leaves an audit entry."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,7 @@ from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.core.migration.model import Migration
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.signals.model import SignalName
+from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.ports import Clock, Store
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
@@ -397,7 +399,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             case "agreements":
                 trades = self._region.trades.trades if self._region.trades is not None else {}
                 deals = self._region.bids.states.values() if self._region.bids is not None else ()
-                reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now()))
+                seen = partial(delivered, fleet)
+                reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now(), seen))
             case "migrations":
                 reply.migrations.extend(migration_views(controller, self._clock.now(), self._clock.wall()))
             case "ledger":

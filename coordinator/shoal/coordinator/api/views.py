@@ -1,7 +1,7 @@
 """What the region knows, as the operator API shows it. Pure: values in, messages out."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.model import Wait
 from shoal.coordinator.core.workloads.routes import is_seen
 from shoal.policies import Problem
+from shoal.types.agreement import ServiceReport
 from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
@@ -285,9 +286,21 @@ def bid_view(bid: Bid, winner: str) -> operator_pb2.BidView:
 
 
 def agreement_views(
+    trades: Mapping[WorkloadKey, Trade],
+    deals: Iterable[State],
+    now: Elapsed,
+    seen: Callable[[str], ServiceReport],
+) -> Iterable[operator_pb2.AgreementView]:
+    """trades: what others run, or are awarded. deals: what this region runs for others. seen: what its gateways counted
+    under an agreement."""
+    for view in _agreements(trades, deals, now):
+        view.delivered.CopyFrom(to_wire(seen(view.agreement)))
+        yield view
+
+
+def _agreements(
     trades: Mapping[WorkloadKey, Trade], deals: Iterable[State], now: Elapsed
 ) -> Iterable[operator_pb2.AgreementView]:
-    """trades: what others run, or are awarded. deals: what this region runs for others."""
     for key, trade in sorted(trades.items()):
         match trade.phase:
             case Awarding(offer=offer, award=award, until=until):

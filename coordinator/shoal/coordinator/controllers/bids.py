@@ -5,6 +5,7 @@ does, so that nothing is promised that a step gives away meanwhile.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -658,10 +659,10 @@ def _workload(state: State) -> str:
 
 
 def _terms(offer: Offer) -> str:
-    return (
-        f"{offer.replicas} x {offer.model} {offer.precision}, p95 {offer.latency_p95_s:.6g} s, "
-        f"{offer.cost:.6g} USD/h, {offer.joules:.6g} J"
-    )
+    figures = [f"{offer.replicas} x {offer.model} {offer.precision}", f"p95 {offer.latency_p95_s:.6g} s"]
+    figures += [f"{offer.cost:.6g} USD/h"] if math.isfinite(offer.cost) else []
+    figures += [f"{offer.joules:.6g} J"] if math.isfinite(offer.joules) else []
+    return ", ".join(figures)
 
 
 def _unknown_bid(bid: str) -> ShoalError:

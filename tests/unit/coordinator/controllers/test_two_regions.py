@@ -14,17 +14,18 @@ from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.outlook import NOT_JOINED, outlooks
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.ports import Heard
-from shoal.types.agreement import GUESTS, Award, Delivered, Grant, Notice, Release, Renewal, Renewed
+from shoal.types.agreement import GUESTS, Award, Delivered, Grant, Notice, Release, Renewal, Renewed, ServiceReport
 from shoal.types.assignment import Trust
 from shoal.types.chain import LedgerEntry, first_broken
 from shoal.types.codes import Code, refuse
-from shoal.types.device import Role
+from shoal.types.device import EnergySource, Role
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.route import EndpointKind
-from shoal.types.units import Seconds
+from shoal.types.units import Joules, Seconds
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("default", "reader")
+SEEN = ServiceReport(7, 0, Seconds(0.02), Joules(0.0), EnergySource.ESTIMATED, 0.0)
 WORKLOAD = """apiVersion: shoal/v1
 kind: Policy
 metadata: {name: burst}
@@ -220,7 +221,8 @@ async def test_both_sides_list_the_agreement(pair: Pair) -> None:
         trades, bids = world.region.trades, world.region.bids
         assert trades is not None
         assert bids is not None
-        rows += list(views.agreement_views(trades.trades, bids.states.values(), world.clock.now()))
+        rows += list(views.agreement_views(trades.trades, bids.states.values(), world.clock.now(), lambda _: SEEN))
+    assert {row.delivered.requests for row in rows} == {7}
     assert [(row.side, row.counterpart, row.state, row.service) for row in rows] == [
         ("origin", "away", "active", "ready"),
         ("delegate", "home", "granted", ""),

@@ -100,7 +100,7 @@ def _absurd_class(each: CapacityClass) -> str | None:
         return f"{name}: {each.devices} devices"
     if not 0 <= each.free_bytes <= each.devices * DEVICE_BYTES_MOST:
         return f"{name}: {each.free_bytes} bytes free"
-    if not 0 <= each.cost_usd_per_h <= COST_MOST:
+    if not (math.isnan(each.cost_usd_per_h) or 0 <= each.cost_usd_per_h <= COST_MOST):
         return f"{name}: {each.cost_usd_per_h:g} USD/h"
     if not (math.isnan(each.joules_per_tflop) or 0 < each.joules_per_tflop <= JOULES_MOST):
         return f"{name}: {each.joules_per_tflop:g} J per TFLOP"

@@ -67,9 +67,9 @@ def _class_of(device: Device) -> str:
 
 
 def _summed(kind: str, runtime: str, free: list[_Free], inputs: Inputs) -> CapacityClass:
-    """Prices and joules: the mean over the devices that have them."""
+    """Prices and joules: the mean over the devices that have them; unknown where none has."""
     receipts = [each.receipt for each in free if each.receipt is not None]
-    costs = [each.cost for each in free if each.cost is not None]
+    costs = [each.cost for each in free if each.cost is not None and not math.isnan(each.cost)]
     joules = [found for receipt in receipts if not math.isnan(found := _joules_per_tflop(receipt))]
     sure = sum(1 for receipt in receipts if _is_measured(receipt, inputs.wall))
     return CapacityClass(
@@ -78,7 +78,7 @@ def _summed(kind: str, runtime: str, free: list[_Free], inputs: Inputs) -> Capac
         precisions=tuple(sorted({precision for receipt in receipts for precision in receipt.precisions}))[:16],
         devices=len(free),
         free_bytes=Bytes(sum(each.bytes for each in free)),
-        cost_usd_per_h=UsdPerHour(sum(costs) / len(costs) if costs else 0.0),
+        cost_usd_per_h=UsdPerHour(sum(costs) / len(costs) if costs else math.nan),
         joules_per_tflop=sum(joules) / len(joules) if joules else math.nan,
         carbon_g_per_kwh=inputs.region.carbon_g_per_kwh,
         confidence=sure / len(free),

@@ -106,19 +106,21 @@ def choose(answers: Sequence[Answer], terms: Terms, *, since_s: float = 0.0, ind
     """One answer of each region counts, its first. since_s: since they were asked for: a hold that is over is none.
 
     Among those that fit, the greatest gain over home, or where nothing fits there, over the worst value of each figure;
-    ties fall by the hash of the bid's id. Home keeps the workload unless the gain reaches `margin`.
+    ties fall by the hash of the bid's id. A figure that is unknown counts as the worst that anybody has. Home keeps the
+    workload unless the gain reaches `margin`.
     """
     first = dict[str, Answer]()
     for answer in answers:
         first.setdefault(answer.region, answer)
     figures = {name: figures_of(each, terms) for name, each in first.items() if isinstance(each, Offer)}
-    reference = terms.own or _worst(figures.values())
+    worst = _worst([*figures.values(), *([terms.own] if terms.own is not None else [])])
+    reference = _filled(terms.own, worst) if terms.own is not None else worst
     rows = list[tuple[tuple[bool, float, str], Judged]]()
     for name, each in first.items():
         if isinstance(each, Decline):
             rows.append(((True, 0.0, _tie(name)), Judged(each, None, math.nan, each.refusal)))
             continue
-        better = gain(figures[name], reference, terms.weights)
+        better = gain(_filled(figures[name], worst), reference, terms.weights)
         refusal = _excluded(each, terms, since_s, indicative=indicative)
         over_home = better if terms.own is not None else math.nan
         rows.append(((refusal is not None, -better, _tie(each.id)), Judged(each, figures[name], over_home, refusal)))
@@ -208,6 +210,11 @@ def _worst(figures: Iterable[Figures]) -> Figures:
     columns = list(zip(*figures, strict=True)) or [(math.nan,)] * 3
     latency, cost, joules = (max((each for each in column if math.isfinite(each)), default=math.nan)
                              for column in columns)  # fmt: skip
+    return latency, cost, joules
+
+
+def _filled(figures: Figures, worst: Figures) -> Figures:
+    latency, cost, joules = (each if math.isfinite(each) else most for each, most in zip(figures, worst, strict=True))
     return latency, cost, joules
 
 

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from unit.coordinator.core.negotiation.trades import HERE, ORIGIN, bid, region, solicitation, traffic
 from unit.coordinator.core.region import DIGEST, GIB, MIB, device, fleet_of, inputs, intent, node, profile
 
+from shoal.coordinator.core.federation.rules import judge_advertisement
 from shoal.coordinator.core.fleet.commitments import total_bytes
+from shoal.coordinator.core.negotiation.advertise import classes
 from shoal.coordinator.core.negotiation.bid import Bid, guest
 from shoal.coordinator.core.placement.model import Inputs, Reservation, Slot
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.placement.solve import UTILISATION_MOST
 from shoal.types.agreement import GUESTS
 from shoal.types.codes import Code
-from shoal.types.offer import Decline, Offer
+from shoal.types.offer import Advertisement, Decline, Offer
 from shoal.types.units import Bytes, Seconds, UsdPerHour
 from shoal.types.workload import Intent, Limits, Spread, Trade, WorkloadKey
 
@@ -93,6 +95,15 @@ def test_a27_the_region_that_asks_and_the_tenant_it_asks_for_need_a_right_each()
     assert declined(bid(solicitation(), region("a"), trades)) is Code.TENANT_DENIED
     assert not offered(bid(solicitation(workload=WorkloadKey("lab-1", "ocr")), region("a"), trades)).is_counter
     assert declined(bid(solicitation(origin="af-1"), region("a"), trades)) is Code.TRADE_DENIED
+
+
+def test_what_no_price_is_known_of_is_offered_and_advertised_without_one() -> None:
+    unpriced = region("a")
+    unpriced = replace(unpriced, costs={})
+    assert math.isnan(offered(bid(solicitation(), unpriced)).cost)
+    (told,) = classes(unpriced)
+    assert math.isnan(told.cost_usd_per_h)
+    assert judge_advertisement(Advertisement(HERE, 1, (told,), "", Seconds(10.0)), None) is None
 
 
 @pytest.mark.parametrize(

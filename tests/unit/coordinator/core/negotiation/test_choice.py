@@ -176,3 +176,16 @@ def test_a_liar_loses_to_an_honest_dearer_region_within_20_agreements() -> None:
         promised = choice.winner.latency_p95_s
         trust = dict(reputation.after(trust, delivered(choice.winner.region, promised, real)))
     assert won.count("b") > won.count("a")
+
+
+def test_a_price_that_is_not_told_is_no_better_than_the_worst_that_is() -> None:
+    cost, own, better = Weights(0.0, 1.0, 0.0), (0.01, 2.0, 1.0), DelegationMode.WHEN_BETTER
+    unpriced, dear = offer("a", 0.01, math.nan), offer("b", 0.01, 4.0)
+    assert winner(unpriced, dear, offer("c", 0.01, 3.0), weights=cost) == "c"
+    choice = choose([unpriced, offer("c", 0.01, 1.0)], terms(weights=cost, own=own, mode=better, margin=0.2))
+    assert choice.winner is not None
+    assert choice.winner.region == "c"
+    gains = {each.answer.region: each.gain for each in choice.judged}
+    assert gains == {"a": pytest.approx(0.0), "c": pytest.approx(0.5)}
+    assert choose([unpriced], terms(weights=cost, own=own, mode=better)).winner is None
+    assert winner(unpriced, weights=cost) == "a", "where nothing fits at home, and nobody tells a price"
