@@ -12,6 +12,7 @@ import grpc
 from harness.coordinator import REGION, Coordinator, operator
 from harness.etcd import Etcd
 from harness.history import History, Outcome, Verdict, judge
+from harness.ports import free_ports
 from harness.wait import wait_until
 from shoal.coordinator.clock import SystemClock
 from shoal.coordinator.identity.authority import FileAuthority
@@ -30,8 +31,10 @@ class Trio:
         self.cluster = cluster
         self.shared = folder / "shared"
         self.members = [Coordinator(folder / f"c{number}") for number in range(count)]
+        ports = iter(free_ports(2 * count))
         for each in self.members:
             each.folder.mkdir(parents=True)
+            each.link, each.enrol = (f"127.0.0.1:{next(ports)}" for _ in range(2))
 
     def start(self) -> None:
         """Returns when one leads and all answer."""
@@ -43,7 +46,9 @@ class Trio:
         self.leader()
 
     def start_one(self, coordinator: Coordinator) -> None:
-        coordinator.start(flags=(*self.cluster.flags, "--shared-dir", str(self.shared)))
+        links, enrols = (",".join(getattr(each, use) for each in self.members) for use in ("link", "enrol"))
+        shared = ("--shared-dir", str(self.shared), "--links", links, "--enrols", enrols)
+        coordinator.start(flags=(*self.cluster.flags, *shared))
 
     def stop(self) -> None:
         for each in self.members:

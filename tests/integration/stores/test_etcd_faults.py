@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -43,23 +42,8 @@ RESUMES_S = 5.0
 CONVERGED_S = 10.0
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with etcd(tmp_path_factory.mktemp("etcd"), members=3) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def trio(cluster: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    found = Trio(tmp_path_factory.mktemp("trio"), cluster)
-    try:
-        found.start()
-        yield found
-    finally:
-        found.stop()
-
-
 def take_over(trio: Trio, kills: int) -> None:
+    """With a client's writes beside it; with agents and requests: `test_takeover.py`."""
     seconds = []
     with Writer(trio) as writer:
         for _ in range(kills):
@@ -70,8 +54,7 @@ def take_over(trio: Trio, kills: int) -> None:
     verdict = writer.verdict()
     assert verdict.violations == (), verdict
     assert max(seconds) <= TAKEOVER_S, seconds
-    if kills > 2:
-        assert statistics.median(seconds) <= MEDIAN_S, seconds
+    assert statistics.median(seconds) <= MEDIAN_S, seconds
     record(
         "F07", "P", kills, acknowledged=verdict.answered, unknown=verdict.unknown, lost=0,
         takeover_s=[round(each, 2) for each in seconds],
@@ -109,10 +92,6 @@ def wait_until_later(writer: Writer, seconds: float) -> float:
     begun = writer.acknowledged[-1]
     wait_until(lambda: writer.acknowledged[-1] - begun >= seconds, seconds + 20.0, f"{seconds:g} s of writes")
     return writer.acknowledged[-1] - begun
-
-
-def test_f07_another_coordinator_takes_over_and_no_acknowledged_write_is_lost(trio: Trio) -> None:
-    take_over(trio, 1)
 
 
 async def test_f07_who_joined_and_who_connects_find_the_new_leader(trio: Trio, tmp_path: Path) -> None:
