@@ -124,6 +124,7 @@ class DesiredSet:
     """All that a node shall run and route; persisted there before it acts. pins: digests that the cache must keep.
 
     trust: None from a coordinator that does not tell; then what the node was enrolled with stands. peers: for gateways.
+    proof: what the coordinator signed of this set, for the node to show in its hellos; read by coordinators alone.
     """
 
     node: str
@@ -135,6 +136,7 @@ class DesiredSet:
     heartbeat_s: Seconds
     trust: Trust | None = None
     peers: tuple[PeerTrust, ...] = ()
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

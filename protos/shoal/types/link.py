@@ -11,13 +11,15 @@ from shoal.types.units import Seconds, Wall
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a session. nonce: fresh, echoed in the welcome. holds: the desired set it acts on."""
+    """First message of a session. nonce: fresh, echoed in the welcome. holds: the desired set it acts on; proof: what
+    came with that."""
 
     node: Node
     nonce: str
     holds: Version | None
     protocol: int
     sent_at: Wall
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,12 @@ class Hello(_message.Message):
     HOLDS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     SENT_AT_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     nonce: _builtins.str
     protocol: _builtins.int
     sent_at: _builtins.float
+    proof: _builtins.bytes
+    """Of the desired set that it holds, as that came."""
     @_builtins.property
     def node(self) -> _nouns_pb2.Node: ...
     @_builtins.property
@@ -111,10 +114,11 @@ class Hello(_message.Message):
         holds: _nouns_pb2.Version | None = ...,
         protocol: _builtins.int = ...,
         sent_at: _builtins.float = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "node", b"node", "nonce", b"nonce", "protocol", b"protocol", "sent_at", b"sent_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "node", b"node", "nonce", b"nonce", "proof", b"proof", "protocol", b"protocol", "sent_at", b"sent_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

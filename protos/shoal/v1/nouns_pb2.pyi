@@ -1301,8 +1301,11 @@ class DesiredSet(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     heartbeat_s: _builtins.float
+    proof: _builtins.bytes
+    """What the coordinator signed of this set, for the node to show again; nothing that the node reads."""
     @_builtins.property
     def version(self) -> Global___Version: ...
     @_builtins.property
@@ -1329,10 +1332,11 @@ class DesiredSet(_message.Message):
         heartbeat_s: _builtins.float = ...,
         trust: Global___Trust | None = ...,
         peers: _abc.Iterable[Global___PeerTrust] | None = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trust", b"trust", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -395,6 +395,7 @@ class Supervisor:
                 holds=self._desired.version if self._desired else None,
                 protocol=sessions.PROTOCOL,
                 sent_at=self._clock.wall(),
+                proof=self._desired.proof if self._desired else b"",
             )
             opened_at: Elapsed | None = None
             try:
