@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.coordinator.controllers.region import Region, RegionConfig
-from shoal.coordinator.ports import Signals
+from shoal.coordinator.ports import Proofs, Signals
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
 from shoal.types.codes import Code, Refusal
@@ -134,6 +134,7 @@ class World:
         signals: Signals | None = None,
         name: str = "eu",
         clock: ManualClock | None = None,
+        proofs: Proofs | None = None,
     ) -> "World":
         """before: the same machine earlier; its clock, models and names go on. signals: feeds that it can read.
         clock: of another region's world."""
@@ -144,7 +145,7 @@ class World:
             if before
             else (clock or ManualClock(), KnownModels(), CountingIds())
         )
-        region = Region(store, sent, models, models, clock, ids, RegionConfig(name), signals=signals)
+        region = Region(store, sent, models, models, clock, ids, RegionConfig(name), signals=signals, proofs=proofs)
         await region.start()
         return cls(region, store, sent, clock, models, ids)
 
@@ -175,6 +176,7 @@ class Agent:
     roots: tuple[str, ...] = ()
     role: Role = Role.AGENT
     wrong: bool = False
+    proof: bytes = b""
 
     @property
     def node(self) -> Node:
@@ -189,7 +191,7 @@ class Agent:
         )  # fmt: skip
 
     async def connect(self) -> Welcome | Refusal:
-        hello = Hello(self.node, "nonce", self.version, 1, self.world.clock.wall())
+        hello = Hello(self.node, "nonce", self.version, 1, self.world.clock.wall(), self.proof)
         answer = await self.world.region.fleet.opened(self.name, self.role, hello)
         if isinstance(answer, Welcome):
             self.epoch, self.sequence = answer.epoch, 0
@@ -226,7 +228,7 @@ class Agent:
     async def obey(self) -> None:
         """Runs what the newest desired set asks for, ready at once, and reports it."""
         newest = self.world.sent.desired(self.name)[-1]
-        self.version = newest.version
+        self.version, self.proof = newest.version, newest.proof
         self.observed = tuple(
             Observed(
                 each.id, each.workload, each.model, each.device, Phase.READY, self.world.clock.wall(), None, "", None,

@@ -10,7 +10,7 @@ from cryptography.x509 import Certificate
 
 from shoal.coordinator.core.signals.model import Reading, SignalName
 from shoal.types.agreement import Award, Delivered, Grant, Notice, Release, Renewal, Renewed
-from shoal.types.assignment import Status
+from shoal.types.assignment import DesiredSet, Status
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
@@ -172,6 +172,19 @@ class AgentLinks(Protocol):
 
     async def send(self, node: str, message: ToAgent) -> None: ...
     async def end(self, node: str, refusal: Refusal, *, fatal: bool) -> None: ...
+
+
+class Proofs(Protocol):
+    """What this region signed of the sets that it told its nodes, so that they can show it to a coordinator that does
+    not know it any more."""
+
+    def of(self, desired: DesiredSet) -> bytes:
+        """Of its version and assignments; empty where it would be too large to carry along."""
+        ...
+
+    def read(self, node: str, proof: bytes) -> DesiredSet | None:
+        """What was signed for this node (the rest of the set left out); None where this region did not sign it."""
+        ...
 
 
 class LinkEvents(Protocol):

@@ -146,12 +146,15 @@ class EventLog:
             self._next = int(record.key.removeprefix(EVENTS)) + 1
 
     async def _commit(self, transaction: Transaction) -> int:
+        fence = self._fence
         try:
-            revision = await self._store.commit(replace(transaction, expect={**self._fence, **transaction.expect}))
+            revision = await self._store.commit(replace(transaction, expect={**fence, **transaction.expect}))
         except ShoalError as error:
             self.refusal = error.refusal
             raise
         except StaleRevision:
+            if self._fence is not fence:  # this very coordinator has opened another history meanwhile
+                return await self._commit(transaction)
             for key, revision in self._fence.items():
                 found = await self._store.read(key)
                 if found is None or found.revision != revision:

@@ -5,7 +5,7 @@ liveness are heard again after a restart.
 """
 
 import base64
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -84,8 +84,10 @@ class FleetController:
         clock: Clock,
         meter: Meter,
         changed: Callable[[], None],
+        greeted: Callable[[Hello], Awaitable[None]],
     ) -> None:
-        """changed: called when something happened that placement or routes may depend on."""
+        """changed: called when something happened that placement or routes may depend on. greeted: before a hello is
+        answered; raises ShoalError where it cannot be."""
         self._fleet = Fleet()
         self._beaten: dict[str, NodeState] = {}
         """Nodes that were heard since somebody last looked at the fleet: newer than theirs in `_fleet`."""
@@ -99,6 +101,7 @@ class FleetController:
         self._clock = clock
         self._meter = meter
         self._changed = changed
+        self._greeted = greeted
         self._revisions: dict[str, int] = {}
         self._peers: dict[str, str] = {}
         self._doubts: dict[str, _Doubt] = {}
@@ -167,6 +170,11 @@ class FleetController:
                 self._doubts[node] = _Doubt(peer or hello.node.grpc_address)
                 await self._truth.note(Event(Code.TWIN_REFUSED, node, str(refusal), node=node))
             return refusal
+        try:
+            await self._greeted(hello)
+        except ShoalError as error:
+            return error.refusal
+        known = self.fleet.nodes.get(node)
         epoch = (known.epoch if known is not None else 0) + 1
         wall = self._clock.wall()
         stored = NodeRecord(
@@ -224,6 +232,13 @@ class FleetController:
         self.fleet = disconnected(before, node, epoch)
         if self.fleet is not before:
             await self._truth.note(Event("NODE_DISCONNECTED", node, f"epoch {epoch}", node=node))
+
+    async def dismiss(self, refusal: Refusal) -> None:
+        """Ends every session: all say hello again."""
+        for node, state in tuple(self.fleet.nodes.items()):
+            if state.connected:
+                await self._links.end(node, refusal, fatal=False)
+                self.fleet = disconnected(self.fleet, node, state.epoch)
 
     async def blinded(self, nodes: Collection[str]) -> None:
         before = self.fleet

@@ -16,6 +16,7 @@ from shoal.coordinator.controllers.home import RegionHome
 from shoal.coordinator.controllers.ledger import Ledger
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.moving import MovingController
+from shoal.coordinator.controllers.past import NoProofs, Past
 from shoal.coordinator.controllers.signals import SignalsController
 from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.truth import Truth
@@ -32,6 +33,7 @@ from shoal.coordinator.ports import (
     Inspector,
     Meter,
     Peers,
+    Proofs,
     Signals,
     StaleRevision,
     Store,
@@ -97,8 +99,10 @@ class Region:
         meter: Meter | None = None,
         restored: Refusal | None = None,
         signals: Signals | None = None,
+        proofs: Proofs | None = None,
     ) -> None:
-        """restored: why the store is a copy that is older than what was acknowledged; opens a new history."""
+        """restored: why the store is a copy that is older than what was acknowledged; opens a new history. proofs: by
+        which nodes can show that it is where nobody knows; without them it is never found out."""
         self.config = config
         self.restored = restored
         self._store = store
@@ -110,7 +114,10 @@ class Region:
         self._stopping = False
         self.events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
         self.truth = Truth(config.name, store, self.events, ids, meter)
-        self.fleet = FleetController(store, links, self.truth, clock, meter, self._dirty.set)
+        proofs = proofs or NoProofs()
+        self.fleet = FleetController(
+            store, links, self.truth, clock, meter, self._dirty.set, greeted=lambda hello: self._past.greeted(hello)
+        )
         self.signals = SignalsController(
             config.name,
             store,
@@ -133,8 +140,10 @@ class Region:
             replacing=config.replacing,
             changed=self._dirty.set,
             signals=self.signals.now,
+            proofs=proofs,
         )
         self.moving = MovingController(self.workloads, self.fleet, self.truth, clock, ids, self._dirty.set)
+        self._past = Past(self.truth, self.fleet, self.workloads, proofs, meter)
         self.models = ModelsController(
             store,
             self.truth,

@@ -7,6 +7,7 @@ term, another history) can change nothing any more.
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.events import Event, EventLog
@@ -17,13 +18,18 @@ from shoal.types.codes import Code, ShoalError, refuse
 KEY = "region"
 
 
+PAST: Final = 100
+"""Histories that are remembered as ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegionRecord:
-    """term: of the leader's election; 1 where there is one coordinator."""
+    """term: of the leader's election; 1 where there is one coordinator. past: histories that have ended."""
 
     name: str
     history: str
     term: int
+    past: tuple[str, ...] = ()
 
 
 class Truth:
@@ -60,9 +66,11 @@ class Truth:
         self._record = record
         self._events.fence(KEY, revision)
 
-    async def open_history(self, why: str) -> None:
-        """From now on generations mean something new: agents accept lower ones, and stop nothing for it."""
-        record = replace(self._record, history=self._ids.name("history"))
+    async def open_history(self, why: str, *, left: str = "") -> None:
+        """From now on generations mean something new: agents accept lower ones, and stop nothing for it. left: another
+        history that has ended, of which this store never knew."""
+        ended = dict.fromkeys(each for each in (*self._record.past, self._record.history, left) if each)
+        record = replace(self._record, history=self._ids.name("history"), past=tuple(ended)[-PAST:])
         event = Event("HISTORY_OPENED", record.history, why)
         expect = {} if self._record.history else {KEY: 0}
         self._take(record, await self._events.commit({KEY: records.dump(record)}, expect=expect, events=[event]))
@@ -70,6 +78,11 @@ class Truth:
     @property
     def history(self) -> str:
         return self._record.history
+
+    @property
+    def past(self) -> tuple[str, ...]:
+        """Histories that have ended."""
+        return self._record.past
 
     @property
     def term(self) -> int:

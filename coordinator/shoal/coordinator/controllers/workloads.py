@@ -40,7 +40,7 @@ from shoal.coordinator.core.workloads.invariants import Promise, Snapshot
 from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
 from shoal.coordinator.core.workloads.routes import at_home, is_abroad
 from shoal.coordinator.core.workloads.trouble import cleared, poisoned
-from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
+from shoal.coordinator.ports import AgentLinks, Clock, Meter, Proofs, StaleRevision, Store
 from shoal.policies import Problem, node_price
 from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
@@ -53,6 +53,8 @@ MEMORY: Final = "memory"
 RESEND_BEATS: Final = 3
 """A node that still reports another version this many beats after it was sent one is sent it again."""
 PLANS_KEPT: Final = 32
+RETURN_S: Final = 5.0
+"""All agents have called again within this (`reconnect_after` of the agent)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class WorkloadsController:
         replacing: bool,
         changed: Callable[[], None],
         signals: Callable[[Catalog], Mapping[SignalName, Signal]],
+        proofs: Proofs,
     ) -> None:
         """seed: of every choice that placement leaves open. replacing: as World has it. changed: called when the next
         step should come at once. signals: as they are now under the documents of a catalog."""
@@ -127,6 +130,8 @@ class WorkloadsController:
         self._changed = changed
         self._signals = signals
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
+        self._proofs = proofs
+        self._awaited_until = Elapsed(0.0)
         self._memory = Memory()
         self._saved = Memory()
         self._revisions: dict[str, int] = {}
@@ -146,6 +151,7 @@ class WorkloadsController:
         for record in await self._store.scan(DESIRED):
             self.desired[record.key.removeprefix(DESIRED)] = records.load(DesiredSet, record.value)
         self._written_at = dict.fromkeys(self.desired, self._clock.now())
+        self.await_nodes()
         found = await self._store.read(MEMORY)
         if found is not None:
             self._memory = self._saved = records.load(StoredMemory, found.value).restored(self._clock.now())
@@ -283,7 +289,30 @@ class WorkloadsController:
     async def step(self) -> None:
         """Raises ShoalError when the store takes nothing: nothing was sent then, and the next step tries again."""
         async with self.stepping:
-            await self._step()
+            if not self._awaits_nodes():
+                await self._step()
+
+    def await_nodes(self) -> None:
+        """From now on, while what nodes were told last is of a history that has ended, they have a while to show what
+        they run before anything is decided anew."""
+        self._awaited_until = Elapsed(self._clock.now() + RETURN_S)
+
+    def adopt_told(self, told: DesiredSet) -> None:
+        """What a node was told by a coordinator that knew more than this store: its replicas count, from the next step
+        on, as if they had been decided here, where their workload and their model are still known."""
+        asked = {intent.key for intent in self.intents}
+        kept = tuple(
+            each for each in told.assignments if each.workload in asked and each.model in self.catalog.profiles
+        )
+        self.desired[told.node] = replace(told, assignments=kept)
+
+    def _awaits_nodes(self) -> bool:
+        ended = any(desired.version.history != self._truth.history for desired in self.desired.values())
+        return ended and self._clock.now() < self._awaited_until and not self._all_are_back()
+
+    def _all_are_back(self) -> bool:
+        states = self._fleet.fleet.nodes.values()
+        return all(state.revoked or (state.connected and state.sequence > 0) for state in states)
 
     async def _step(self) -> None:
         wall = self._clock.wall()
@@ -319,7 +348,8 @@ class WorkloadsController:
         for node in self._to_send(frozenset(changed)):
             self._sent_at[node] = self._clock.now()
             self._fleet.unsent.discard(node)
-            await self._links.send(node, self.desired[node])
+            desired = self.desired[node]
+            await self._links.send(node, replace(desired, proof=self._proofs.of(desired)))
 
     def snapshot(self) -> Snapshot:
         """The region after its last step, for `invariants.check`."""
@@ -341,6 +371,8 @@ class WorkloadsController:
 
     def next_deadline(self) -> Seconds | None:
         """Until the earliest wait ends, so that the loop can look again then."""
+        if self._awaits_nodes():
+            return Seconds(self._awaited_until - self._clock.now())
         wall = self._clock.wall()
         ends = [end for wait in self.waits for end in (wait.retry_at, wait.gives_up_at) if end and end > wall]
         left = [Seconds(end - wall) for end in ends]

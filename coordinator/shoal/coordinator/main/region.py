@@ -32,6 +32,7 @@ from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.controllers.truth import KEY as REGION_KEY
 from shoal.coordinator.identity.authority import FileAuthority
+from shoal.coordinator.identity.proofs import SignedProofs
 from shoal.coordinator.identity.server import ServerIdentity, first_operator
 from shoal.coordinator.link.fan import Fan
 from shoal.coordinator.link.grpc import GrpcLinks
@@ -153,6 +154,7 @@ async def _lead(
         meter=meter,
         restored=store.recovery,
         signals=open_sources(config.signals_dir, config.signal_hosts, clock),
+        proofs=SignedProofs(config.region, authority, identity.enrolled),
     )
     await region.start(elected=election.shared)
     log.info("leads", term=region.truth.term)
