@@ -56,6 +56,17 @@ class Coordinator:
         assert status is not None, "it started"
         return status
 
+    def restored_from(self, copy: Path) -> dict[str, str]:
+        """What `restore` says, while it does not run."""
+        command = [
+            str(Path(sys.executable).with_name("shoal-coordinator")), "restore", "--region", self.region,
+            "--data-dir", str(self.data), "--from", str(copy),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        told: dict[str, str] = json.loads(done.stdout)
+        return told
+
     def _start(self, flags: Sequence[str], deadline_s: float) -> int | None:
         """None when it listens, else its exit status."""
         command = [

@@ -1,4 +1,4 @@
-"""Real agents and a gateway of a region of several coordinators, and every desired set that was written for them."""
+"""Real agents and a gateway of a region of one or several coordinators; every desired set that was written for them."""
 
 import json
 from collections import Counter
@@ -12,10 +12,10 @@ import psutil
 
 from harness.coordinator import REGION, Coordinator
 from harness.crafted import digest_of, padded, relu
+from harness.etcd import Etcd
 from harness.members import Member
 from harness.pki import Files
 from harness.stack import Load, documents, on_nodes, policy, workload
-from harness.trio import Trio
 from harness.wait import wait_until
 from shoal.client import Context, Region
 from shoal.coordinator.controllers import records
@@ -42,12 +42,12 @@ class Crew:
 
     name = "reader"
 
-    def __init__(self, trio: Trio, folder: Path, agents: int = 2) -> None:
-        self.trio = trio
+    def __init__(self, coordinators: Sequence[Coordinator], folder: Path, agents: int = 2) -> None:
+        """coordinators: of one region; they run."""
         self.folder = folder
         self.nodes = tuple(f"edge-{number + 1}" for number in range(agents))
-        links, enrols = (",".join(getattr(each, use) for each in trio.members) for use in ("link", "enrol"))
-        self.door = Coordinator(folder, link=links, enrol=enrols, ready=trio.members[0].ready)
+        links, enrols = (",".join(getattr(each, use) for each in coordinators) for use in ("link", "enrol"))
+        self.door = Coordinator(folder, link=links, enrol=enrols, ready=coordinators[0].ready)
         self.members = [Member(self.door, folder / name, name, "node") for name in self.nodes]
         self.gateway = Member(self.door, folder / "gateway", "gateway")
         self.files = Files(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
@@ -87,10 +87,10 @@ class Crew:
             view = next(each for each in api.get("nodes").nodes if each.node.name == self.gateway.name)
         return Load(int(view.node.grpc_address.rpartition(":")[2]), self.files, self.name)
 
-    def want(self, replicas: int, model: str) -> int:
-        """One try to apply that. Raises ShoalError."""
+    def want(self, replicas: int, model: str, nodes: Sequence[str] = ()) -> int:
+        """One try to apply that. nodes: where alone, if not on any. Raises ShoalError."""
         self.wanted = (replicas, model)
-        text = documents(policy("here", on_nodes(self.nodes, replicas)), workload(self.name, model, "here"))
+        text = documents(policy("here", on_nodes(nodes or self.nodes, replicas)), workload(self.name, model, "here"))
         with self.api() as api:
             reply = api.apply([operator_pb2.Document(name="test.yaml", text=text)])
         assert not reply.problems, reply.problems
@@ -160,7 +160,7 @@ class Written:
     most: replicas of one model that are ever wanted at once.
     """
 
-    trio: Trio
+    cluster: Etcd
     folder: Path
     most: int
     sets: int = 0
@@ -190,7 +190,7 @@ class Written:
         await store.close()
 
     async def _open(self) -> EtcdStore:
-        return await self.trio.cluster.open(self.folder, f"region/{REGION}")
+        return await self.cluster.open(self.folder, f"region/{REGION}")
 
     def _take(self, change: Change) -> None:
         if change.value is None:

@@ -124,6 +124,15 @@ class Etcd:
         for each in self.members:
             each.end(signal.SIGKILL)
 
+    def certify_anew(self) -> None:
+        """While it does not run: another CA, and certificates of it in the same files; it takes no older ones."""
+        pki = Authority(self.folder / "pki-anew", "etcd", SystemClock().wall())
+        for old, name in ((self._server, (Role.BROKER, "etcd")), (self.files, (Role.COORDINATOR, "coordinator"))):
+            new = pki.issue(*name, valid_s=86400.0 - 3600.0)
+            for target, content in zip((old.certificate, old.key, old.authority), new.read(), strict=True):
+                target.write_bytes(content)
+        self.__dict__.pop("_credentials", None)
+
     def save(self) -> None:
         """While it does not run: a copy of its data, beside it."""
         for each in self.members:

@@ -27,7 +27,7 @@ DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F29", "F30", "A03", "A04", "A05", "A08", "A09"), "P"),
     **dict.fromkeys(("F07", "F09", "F10", "F12", "F42", "F43"), "P"),
     **dict.fromkeys(("F08", "F11"), "SP"),
-    "A12": IN_PROCESS + "P",
+    **dict.fromkeys(("A12", "F16"), IN_PROCESS + "P"),
     **dict.fromkeys(("F04", "F13", "F15", "F18", "F24", "F31", "F32", "F33", "F37", "F38", "F39", "F40"), "P"),
     **dict.fromkeys(("A10", "A11", "A17", "A18", "A19", "A20"), "P"),
     **dict.fromkeys(("A01", "A02", "A06", "A07", "A14", "A29", "A30", "A31", "A32", "A33", "A34", "A36", "A43"), "P"),

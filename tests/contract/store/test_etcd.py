@@ -189,3 +189,19 @@ async def test_too_much_for_one_transaction_is_refused_with_the_flags_that_help(
     assert "--max-txn-ops" in refused.value.refusal.remedy
     await store.commit(Transaction({"k": b""}))
     await store.close()
+
+
+async def test_a_certificate_that_replaced_the_one_in_use_is_taken_up(tmp_path: Path) -> None:
+    """etcd has another CA, and the files are of that: the open store and its watch go on without a restart."""
+    with etcd(tmp_path / "etcd") as one:
+        store = await one.open(tmp_path / "store")
+        before = await store.commit(Transaction({"a": b"1"}))
+        watching = store.watch("a", before)
+        told = asyncio.ensure_future(anext(watching))
+        one.stop()
+        one.certify_anew()
+        await asyncio.to_thread(one.start)
+        revision = await store.commit(Transaction({"a": b"2"}))
+        change = await asyncio.wait_for(told, 20.0)
+        assert (change.value, change.revision) == (b"2", revision)
+        await store.close()

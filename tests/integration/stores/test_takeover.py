@@ -29,7 +29,7 @@ ROWS = {"coordinator": "F07", "etcd": "F09"}
 
 @pytest.fixture(scope="module")
 def crew(trio: Trio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    found = Crew(trio, tmp_path_factory.mktemp("crew"))
+    found = Crew(trio.members, tmp_path_factory.mktemp("crew"))
     try:
         found.start()
         found.want(1, "relu")
@@ -54,10 +54,9 @@ class Struck:
     unanswered: int = 0
 
 
-def strike(crew: Crew, writer: Writer, victim: str, wanted: Wanted, delay_s: float, struck: Struck) -> None:
+def strike(trio: Trio, crew: Crew, writer: Writer, victim: str, wanted: Wanted, delay_s: float, struck: Struck) -> None:
     """Whichever leads (`coordinator` or `etcd`) is killed so long after a change was asked for. What was acknowledged
     holds, what was not is asked for again; the end is what was wanted and nothing else."""
-    trio = crew.trio
     leader, member = trio.leader(), trio.cluster.leader()
     with ThreadPoolExecutor(1) as asking:
         asked = asking.submit(crew.want, *wanted)
@@ -92,15 +91,15 @@ def is_acknowledged(asked: "Future[int]") -> bool:
     return True
 
 
-async def take_over(crew: Crew, strikes: Sequence[tuple[str, Wanted]], folder: Path) -> None:
-    written, chance = Written(crew.trio, folder, MOST), Chance(len(strikes))
+async def take_over(trio: Trio, crew: Crew, strikes: Sequence[tuple[str, Wanted]], folder: Path) -> None:
+    written, chance = Written(trio.cluster, folder, MOST), Chance(len(strikes))
     by_victim = {victim: Struck() for victim, _ in strikes}
 
     def work() -> tuple[Verdict, Verdict]:
         with crew.load() as load:
-            with Writer(crew.trio) as writer:
+            with Writer(trio) as writer:
                 for victim, wanted in strikes:
-                    strike(crew, writer, victim, wanted, chance.below(150) / 1000, by_victim[victim])
+                    strike(trio, crew, writer, victim, wanted, chance.below(150) / 1000, by_victim[victim])
             load.wait_for(20)
         return load.verdict(), writer.verdict()
 
@@ -126,21 +125,21 @@ def rounded(seconds: Sequence[float]) -> list[float]:
 
 
 async def test_f07_f09_leaders_that_die_in_the_midst_of_changes_double_and_lose_nothing(
-    crew: Crew, tmp_path: Path
+    trio: Trio, crew: Crew, tmp_path: Path
 ) -> None:
-    await take_over(crew, [("coordinator", SCALED), ("etcd", CHANGED)], tmp_path)
+    await take_over(trio, crew, [("coordinator", SCALED), ("etcd", CHANGED)], tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_f07_twelve_changes_and_as_many_leaders(crew: Crew, tmp_path: Path) -> None:
-    await take_over(crew, [("coordinator", wanted) for wanted in (*ROUND, *ROUND)], tmp_path)
+async def test_f07_twelve_changes_and_as_many_leaders(trio: Trio, crew: Crew, tmp_path: Path) -> None:
+    await take_over(trio, crew, [("coordinator", wanted) for wanted in (*ROUND, *ROUND)], tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_f09_twelve_changes_and_as_many_leaders_of_etcd(crew: Crew, tmp_path: Path) -> None:
-    await take_over(crew, [("etcd", wanted) for wanted in (*ROUND, *ROUND)], tmp_path)
+async def test_f09_twelve_changes_and_as_many_leaders_of_etcd(trio: Trio, crew: Crew, tmp_path: Path) -> None:
+    await take_over(trio, crew, [("etcd", wanted) for wanted in (*ROUND, *ROUND)], tmp_path)
 
 
 def as_it_was(crew: Crew) -> Running:
@@ -152,13 +151,15 @@ def as_it_was(crew: Crew) -> Running:
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-async def test_f08_agents_of_a_leader_that_stood_still_for_half_a_minute(crew: Crew, tmp_path: Path) -> None:
+async def test_f08_agents_of_a_leader_that_stood_still_for_half_a_minute(
+    trio: Trio, crew: Crew, tmp_path: Path
+) -> None:
     """They find the one that leads meanwhile, and nothing that they run is touched, then or when it wakes."""
-    before, written = as_it_was(crew), Written(crew.trio, tmp_path, MOST)
+    before, written = as_it_was(crew), Written(trio.cluster, tmp_path, MOST)
 
     def work() -> tuple[Verdict, Verdict, float, Running]:
-        with crew.load() as load, Writer(crew.trio) as writer:
-            old = crew.trio.leader()
+        with crew.load() as load, Writer(trio) as writer:
+            old = trio.leader()
             assert old.process is not None
             old.process.send_signal(signal.SIGSTOP)
             stopped_at = writer.now()
@@ -170,7 +171,7 @@ async def test_f08_agents_of_a_leader_that_stood_still_for_half_a_minute(crew: C
                 meanwhile = crew.running()
             finally:
                 old.process.send_signal(signal.SIGCONT)
-            wait_until(lambda: who(old, crew.trio.admin).leader, 15.0, "the old leader follows another one")
+            wait_until(lambda: who(old, trio.admin).leader, 15.0, "the old leader follows another one")
             writer.wait_for_more(50)
             load.wait_for(100)
             assert meanwhile == before
@@ -193,8 +194,8 @@ async def test_f08_agents_of_a_leader_that_stood_still_for_half_a_minute(crew: C
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_f10_inference_goes_on_for_a_minute_without_a_majority_of_etcd(crew: Crew) -> None:
-    before, trio = as_it_was(crew), crew.trio
+def test_f10_inference_goes_on_for_a_minute_without_a_majority_of_etcd(trio: Trio, crew: Crew) -> None:
+    before = as_it_was(crew)
     cluster, killed = trio.cluster, trio.cluster.members[:2]
     with crew.load() as load, Writer(trio) as writer:
         for each in killed:

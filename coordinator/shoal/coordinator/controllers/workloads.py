@@ -53,6 +53,8 @@ MEMORY: Final = "memory"
 RESEND_BEATS: Final = 3
 """A node that still reports another version this many beats after it was sent one is sent it again."""
 PLANS_KEPT: Final = 32
+FORGOTTEN: Final = 1_000_000
+"""Assignments that may have been created and are not remembered, when a history begins: their ids stay theirs."""
 RETURN_S: Final = 5.0
 """All agents have called again within this (`reconnect_after` of the agent)."""
 
@@ -307,8 +309,12 @@ class WorkloadsController:
         self.desired[told.node] = replace(told, assignments=kept)
 
     def _awaits_nodes(self) -> bool:
-        ended = any(desired.version.history != self._truth.history for desired in self.desired.values())
-        return ended and self._clock.now() < self._awaited_until and not self._all_are_back()
+        return self._is_first and self._clock.now() < self._awaited_until and not self._all_are_back()
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether the next step is the first one of its history, and there was one before."""
+        return any(desired.version.history != self._truth.history for desired in self.desired.values())
 
     def _all_are_back(self) -> bool:
         states = self._fleet.fleet.nodes.values()
@@ -316,6 +322,8 @@ class WorkloadsController:
 
     async def _step(self) -> None:
         wall = self._clock.wall()
+        if self._is_first:
+            self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN)
         now = self._clock.now()
         advanced = advance(self._world(self.catalog), self.migrations.all, now, wall)
         decision, written = advanced.decision, self.migrations.written(advanced.changed, now)

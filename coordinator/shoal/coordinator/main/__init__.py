@@ -6,12 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from shoal.coordinator.main import federation, region
 from shoal.coordinator.main.options import config_of, parser_of
+from shoal.coordinator.main.restore import restore
 from shoal.types.codes import ShoalError
 from shoal.wire import descriptors, logs
+from shoal.wire.identity import check_name
 from shoal.wire.private import no_dumps
 
 YOUNG: Final = 50_000
@@ -27,6 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.verb == "broker-config":
             os.umask(0o077)
             print(json.dumps({"event": "written", "start": str(region.write_broker(options))}))
+            return
+        if options.verb == "restore":
+            os.umask(0o077)
+            region_name = check_name(options.region, "region")
+            print(json.dumps(restore(region_name, Path(options.data_dir), Path(options.copy))))
             return
         config = config_of(options)
         os.umask(0o077)

@@ -149,7 +149,16 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         description="Makes a folder with Mosquitto's configuration, certificate and rights; its `start` is what runs"
         " the broker, on this machine or wherever the folder is copied. Run it again for a new certificate.",
     )
-    for verb in (run, broker):
+    restore = verbs.add_parser(
+        "restore",
+        help="put a copy of the store in its place, while the coordinator is stopped",
+        description="Puts a verified copy of the SQLite store in its place, with a history of its own: agents go on"
+        " with what they run. What the store was is kept beside it. In etcd: `etcdctl snapshot restore`.",
+    )
+    restore.add_argument(
+        "--from", dest="copy", required=True, metavar="FILE", help="one of DATA_DIR/store/backups/, or kept elsewhere"
+    )
+    for verb in (run, broker, restore):
         verb.add_argument("--region", default=default("REGION", "local"), help="the region's name, or the federation's")
         verb.add_argument(
             "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import sqlite3
 import struct
 from contextlib import closing
@@ -57,8 +58,8 @@ def open_database(directory: Path) -> tuple[sqlite3.Connection, Refusal | None]:
             connection, damage = _connect_sound(path)
             if connection is not None:
                 _mark(created)
-                return connection, None
-        aside = _set_aside(path)
+                return connection, _older_than_its_copies(directory, head_of(connection).revision)
+        aside = _set_aside(path, "corrupt")
         found = f"{path.name} was damaged ({damage}) and is now {aside.name}"
     else:
         found = f"{path.name} is gone"
@@ -79,6 +80,58 @@ def open_database(directory: Path) -> tuple[sqlite3.Connection, Refusal | None]:
         "a verified copy of the state",
         f"put one at backups/ and start again; to start empty on purpose, remove {directory.name}/created",
     )
+
+
+def lay_out(copy: Path, directory: Path) -> None:
+    """A store in a new folder, as it was when this copy of it was made. Raises ShoalError(STORE_CORRUPT), OSError."""
+    if (damage := damage_of_copy(copy)) is not None:
+        raise refuse(Code.STORE_CORRUPT, f"{copy.name}: {damage}", "a sound copy of a store", "see store/backups/")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    _restore(copy, directory / "state.db")
+
+
+def put_in_place(fresh: Path, directory: Path) -> Path | None:
+    """The file `fresh`, closed, is the store of `directory` from now on. Where the one before it is, which nobody may
+    have open; None without one. Raises OSError, sqlite3.Error."""
+    path, aside = directory / "state.db", None
+    with closing(sqlite3.connect(fresh)) as connection:
+        revision = head_of(connection).revision
+    if path.exists():
+        try:
+            _connect(path).close()  # alone, and its WAL folded in
+        except sqlite3.DatabaseError as error:
+            if not _blames_the_file(error):
+                raise
+        aside = _set_aside(path, "replaced")
+    _set_newer_aside(directory, revision)
+    fresh.rename(path)
+    sync(directory)
+    _mark(directory / "created")
+    return aside
+
+
+def _older_than_its_copies(directory: Path, revision: int) -> Refusal | None:
+    """A store never has less than a copy of it, unless an old file was put in its place."""
+    newer = _set_newer_aside(directory, revision)
+    if not newer:
+        return None
+    return Refusal(
+        Code.STORE_CORRUPT,
+        f"the store stands at revision {revision}, and {newer[0].name} is a later copy of it",
+        "the state that was acknowledged",
+        f"to go back to that copy: `shoal-coordinator restore --from {newer[0].parent.name}/{newer[0].name}`",
+    )
+
+
+def _set_newer_aside(directory: Path, revision: int) -> list[Path]:
+    """Copies that are later than the store, the latest first, under another name: no copy of this one, to be restored
+    when it is damaged."""
+    newer = [copy for copy in copies(directory) if int(copy.stem.removeprefix("state-")) > revision]
+    aside = [copy.rename(copy.with_name(copy.name.replace("state-", "newer-"))) for copy in newer]
+    if aside:
+        sync(aside[0].parent)
+    return aside
 
 
 def _connect_sound(path: Path) -> tuple[sqlite3.Connection, None] | tuple[None, str]:
@@ -141,8 +194,8 @@ def _mark(created: Path) -> None:
         sync(created.parent)
 
 
-def _set_aside(path: Path) -> Path:
-    aside = next(name for number in count(1) if not (name := path.with_name(f"{path.name}.corrupt-{number}")).exists())
+def _set_aside(path: Path, why: str) -> Path:
+    aside = next(name for number in count(1) if not (name := path.with_name(f"{path.name}.{why}-{number}")).exists())
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists():
         wal.rename(aside.with_name(f"{aside.name}-wal"))

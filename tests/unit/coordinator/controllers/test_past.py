@@ -83,7 +83,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     await made.world.store.close()
 
 
-async def test_a_node_that_was_told_more_begins_a_new_history_and_keeps_what_it_runs(scene: Scene) -> None:
+async def test_f16_a_node_that_was_told_more_begins_a_new_history_and_keeps_what_it_runs(scene: Scene) -> None:
     history, held = scene.world.region.truth.history, scene.two.version
     (running,) = scene.asked("edge-2")
     assert held is not None
@@ -108,7 +108,7 @@ async def test_a_node_that_was_told_more_begins_a_new_history_and_keeps_what_it_
     assert scene.asked("edge-1") == []
 
 
-async def test_nodes_that_come_later_are_believed_in_the_same_history(scene: Scene) -> None:
+async def test_f16_nodes_that_come_later_are_believed_in_the_same_history(scene: Scene) -> None:
     """And whoever had a session when it turned out says hello again."""
     await scene.roll_back()
     scene.one.version, scene.one.proof, scene.one.observed = None, b"", ()
@@ -122,7 +122,7 @@ async def test_nodes_that_come_later_are_believed_in_the_same_history(scene: Sce
     assert len(scene.asked("edge-2")) == 1, "nobody is waited for any more"
 
 
-async def test_what_is_known_or_was_not_signed_changes_nothing(scene: Scene, tmp_path: Path) -> None:
+async def test_f16_what_is_known_or_was_not_signed_changes_nothing(scene: Scene, tmp_path: Path) -> None:
     history = scene.world.region.truth.history
     version, proof = scene.two.version, scene.two.proof
     assert version is not None
@@ -148,7 +148,7 @@ async def test_what_is_known_or_was_not_signed_changes_nothing(scene: Scene, tmp
         assert scene.world.region.truth.history == history, name
 
 
-async def test_a_history_that_this_store_never_knew_has_ended_too(scene: Scene) -> None:
+async def test_f16_a_history_that_this_store_never_knew_has_ended_too(scene: Scene) -> None:
     """The copy is from before another history was begun: what nodes show of that is later as well, and begins one."""
     unknown = Version("history-unknown", 1, 1)
     for agent in (scene.one, scene.two):
@@ -164,7 +164,7 @@ async def test_a_history_that_this_store_never_knew_has_ended_too(scene: Scene) 
     assert set(scene.world.region.truth.past) == {before, "history-unknown"}
 
 
-async def test_a_change_that_was_on_its_way_when_the_history_began_is_made(scene: Scene) -> None:
+async def test_f16_a_change_that_was_on_its_way_when_the_history_began_is_made(scene: Scene) -> None:
     """Its fence was the old history's; only another coordinator's turn refuses it."""
     region = scene.world.region
     fence = region.events._fence

@@ -121,9 +121,9 @@ class _Step:
 
     def create(self, target: Target) -> tuple[str, Assignment]:
         """A new replica. Its id is a hash of what it is and of the count of all before it."""
-        name = self._next_name(target)
-        while name in self.marks:  # of one that a coordinator created of which this one has forgotten
-            name = self._next_name(target)
+        self.issued += 1
+        named = (str(target.workload), target.node, target.device, target.model, target.precision, str(self.issued))
+        name = "a-" + hashlib.sha256("\0".join(named).encode()).hexdigest()[:16]
         assignment = Assignment(
             id=name,
             workload=target.workload,
@@ -147,11 +147,6 @@ class _Step:
         self._say("ASSIGNED", target.node, assignment, f"{target.device}, {target.precision}{role}")
         self._wait(target.node, assignment, self.fleet.nodes.get(target.node), None)
         return target.node, assignment
-
-    def _next_name(self, target: Target) -> str:
-        self.issued += 1
-        named = (str(target.workload), target.node, target.device, target.model, target.precision, str(self.issued))
-        return "a-" + hashlib.sha256("\0".join(named).encode()).hexdigest()[:16]
 
     def pending(self, plan: WorkloadPlan) -> None:
         """A wait for a workload that lacks replicas: placement is tried again with every change and every tick."""

@@ -7,6 +7,7 @@ one that gets no answer goes to the next member. Whether it was carried out afte
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -58,6 +59,19 @@ class Replaced(ShoalError):
 
 
 @dataclass(frozen=True, slots=True)
+class Pem:
+    """Whom to trust, and who one is."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     endpoint: str
     channel: grpc.aio.Channel
@@ -70,8 +84,12 @@ class Members:
     """endpoints: HOST:PORT of each. newest: the highest revision that any answer told; cluster: its id, 0 unknown.
     outdated: set once what is remembered of this cluster no longer counts."""
 
-    def __init__(self, endpoints: Sequence[str], credentials: grpc.ChannelCredentials) -> None:
-        self._members = tuple(_member(endpoint, credentials) for endpoint in endpoints)
+    def __init__(self, endpoints: Sequence[str], read: Callable[[], Pem]) -> None:
+        """read: the files, as they are now. Raises OSError as it does."""
+        self._endpoints = tuple(endpoints)
+        self._read = read
+        self._pem = read()
+        self._members = self._dialled(self._pem)
         self._preferred = 0
         self.newest = 0
         self.cluster = 0
@@ -82,9 +100,17 @@ class Members:
         return self._members[self._preferred]
 
     def avoid(self, member: Member) -> None:
-        """Another one is asked first from now on."""
+        """Another one is asked first from now on. With a certificate that has replaced the one in use meanwhile, where
+        there is one: perhaps that is what this member asked for."""
         if member is self.preferred:
             self._preferred = (self._preferred + 1) % len(self._members)
+        with suppress(OSError):
+            pem = self._read()
+            if pem != self._pem:  # the old channels end with the last call on them
+                self._pem, self._members = pem, self._dialled(pem)
+
+    def _dialled(self, pem: Pem) -> tuple[Member, ...]:
+        return tuple(_member(endpoint, pem.credentials) for endpoint in self._endpoints)
 
     async def call(
         self, ask: Callable[[Member, float], Awaitable[R]], *, patience_s: float = PATIENCE_S, exact: bool = True

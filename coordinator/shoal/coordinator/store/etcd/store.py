@@ -26,7 +26,7 @@ import grpc.aio
 
 from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, StoreOptions, Transaction
 from shoal.coordinator.store.etcd.election import EtcdElection
-from shoal.coordinator.store.etcd.members import NEEDS_LEADER, Doubtful, Members, Replaced, is_at, went_back
+from shoal.coordinator.store.etcd.members import NEEDS_LEADER, Doubtful, Members, Pem, Replaced, is_at, went_back
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
@@ -79,8 +79,8 @@ class EtcdStore:
         """Raises ShoalError(FIELD_MISSING | FIELD_INVALID | STORE_UNAVAILABLE)."""
         if not options.endpoints:
             raise refuse(Code.FIELD_MISSING, "no --etcd-endpoints", "HOST:PORT,...", "name the members of the cluster")
-        files = (options.ca, options.certificate, options.key)
-        if any(file is None for file in files):
+        ca, certificate, key = options.ca, options.certificate, options.key
+        if ca is None or certificate is None or key is None:
             raise refuse(
                 Code.TLS_REQUIRED,
                 "etcd without certificates",
@@ -88,35 +88,28 @@ class EtcdStore:
                 "run etcd with --client-cert-auth, and give this coordinator a certificate of its CA",
             )
         try:
-            ca, certificate, key = (file.read_bytes() for file in files if file is not None)
+            members = Members(
+                options.endpoints, lambda: Pem(ca.read_bytes(), certificate.read_bytes(), key.read_bytes())
+            )
         except OSError as cause:
             found = f"{cause.filename}: {cause.strerror}"
             raise refuse(Code.FIELD_INVALID, found, "PEM files that can be read", "see --etcd-ca") from cause
-        return await cls.open(
-            options.directory,
-            endpoints=options.endpoints,
-            credentials=grpc.ssl_channel_credentials(ca, key, certificate),
-            root=f"{options.prefix}/{options.scope}",
-        )
+        try:
+            return await cls.open(options.directory, members, f"{options.prefix}/{options.scope}")
+        except BaseException:
+            await members.close()
+            raise
 
     @classmethod
-    async def open(
-        cls, directory: Path, *, endpoints: tuple[str, ...], credentials: grpc.ChannelCredentials, root: str
-    ) -> "EtcdStore":
+    async def open(cls, directory: Path, members: Members, root: str) -> "EtcdStore":
         """directory: holds this client's name and what it saw last; one process at a time. root: before every key.
 
         Raises ShoalError(STORE_UNAVAILABLE) when another process has the directory, or etcd does not answer.
         """
         lock = _lock(directory)
         try:
-            client = _client_of(directory)
-            members = Members(endpoints, credentials)
-            store = cls(members, root, client, lock, directory)
-            try:
-                await store._begin()
-            except BaseException:
-                await members.close()
-                raise
+            store = cls(members, root, _client_of(directory), lock, directory)
+            await store._begin()
         except BaseException:
             os.close(lock)
             raise

@@ -1,0 +1,143 @@
+"""What a region runs when its coordinator, or a node, is put back to an earlier state: real agents and requests."""
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.coordinator import Coordinator
+from harness.crew import Crew, Running
+from harness.report import record
+from harness.wait import wait_until
+from shoal.agent.clock import SystemClock
+
+CONVERGED_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def crew(coordinator: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    found = Crew([coordinator], tmp_path_factory.mktemp("crew"))
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+def history(crew: Crew) -> str:
+    with crew.api() as api:
+        return api.who_am_i().history
+
+
+def both(crew: Crew) -> Running:
+    """A replica on each node."""
+    crew.want(2, "relu")
+    crew.settled()
+    return crew.running()
+
+
+def anew(crew: Crew) -> Running:
+    """The documents say the same as before, and edge-1's replica is another one."""
+    earlier = both(crew)
+    crew.want(1, "relu", ["edge-2"])
+    crew.settled()
+    later = both(crew)
+    assert len(earlier.keys() & later.keys()) == 1
+    return later
+
+
+def the_store(coordinator: Coordinator, saved: Path) -> None:
+    """The file alone, over what was written since."""
+    store = coordinator.data / "store"
+    for path in store.glob("state.db*"):
+        path.unlink()
+    shutil.copy(saved / "store" / "state.db", store / "state.db")
+
+
+def the_image(coordinator: Coordinator, saved: Path) -> None:
+    """All that the machine had."""
+    shutil.rmtree(coordinator.data)
+    shutil.copytree(saved, coordinator.data)
+
+
+def by_the_tool(coordinator: Coordinator, saved: Path) -> None:
+    newest = max((saved / "store" / "backups").glob("state-*.db"))
+    assert coordinator.restored_from(newest)["history"]
+
+
+def rolls_back(
+    crew: Crew, coordinator: Coordinator, saved: Path, put_back: Callable[[Coordinator, Path], None]
+) -> None:
+    """What comes back knows of an earlier replica, and not of the one that runs."""
+    both(crew)
+    assert coordinator.end() == 0
+    shutil.copytree(coordinator.data, saved)
+    coordinator.start()
+    before, earlier, clock = anew(crew), history(crew), SystemClock()
+    with crew.load() as load:
+        coordinator.end(signal.SIGKILL)
+        put_back(coordinator, saved)
+        began = clock.now()
+        coordinator.start()
+        up_s = clock.now() - began
+        wait_until(lambda: history(crew) != earlier, CONVERGED_S, "another history")
+        crew.settled()
+        converged_s = clock.now() - began
+        load.wait_for(100)
+    verdict = load.verdict()
+    assert crew.running() == before, "nothing was ended or begun anew"
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert converged_s <= CONVERGED_S
+    with crew.api() as api:
+        opened = [event.message for event in api.events() if event.code == "HISTORY_OPENED"]
+    record(
+        "F16", "P", 1, put_back=put_back.__name__, start_s=round(up_s, 2), converged_s=round(converged_s, 2),
+        restarts=0, requests=verdict.answered, requests_lost=0, why=opened[-1],
+    )  # fmt: skip
+
+
+def test_f16_a_machine_whose_image_was_rolled_back(crew: Crew, coordinator: Coordinator, tmp_path: Path) -> None:
+    rolls_back(crew, coordinator, tmp_path / "saved", the_image)
+
+
+@pytest.mark.long
+def test_f16_an_old_file_in_the_stores_place(crew: Crew, coordinator: Coordinator, tmp_path: Path) -> None:
+    rolls_back(crew, coordinator, tmp_path / "saved", the_store)
+
+
+@pytest.mark.long
+def test_f16_a_copy_restored_by_the_tool(crew: Crew, coordinator: Coordinator, tmp_path: Path) -> None:
+    rolls_back(crew, coordinator, tmp_path / "saved", by_the_tool)
+
+
+@pytest.mark.long
+def test_f16_a_node_whose_image_was_rolled_back(crew: Crew, tmp_path: Path) -> None:
+    """It boots with what it ran then, and ends with what it is told now."""
+    member, clock = crew.members[0], SystemClock()
+    both(crew)
+    member.end()
+    shutil.copytree(member.state, tmp_path / "saved", ignore=shutil.ignore_patterns("run"))
+    member.start()
+    crew.settled()
+    before = anew(crew)
+    with crew.load() as load:
+        member.end()
+        shutil.rmtree(member.state)
+        shutil.copytree(tmp_path / "saved", member.state)
+        began = clock.now()
+        member.start()
+        crew.settled()
+        converged_s = clock.now() - began
+        load.wait_for(100)
+    verdict = load.verdict()
+    after = crew.running()
+    assert after.keys() == before.keys(), "what it ran then is ended, what it shall run begun"
+    assert {name: at for name, at in after.items() if before[name] == at}, "the other node is not concerned"
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    assert converged_s <= CONVERGED_S
+    record(
+        "F16", "P", 1, put_back="the_node", converged_s=round(converged_s, 2), restarts=0, requests=verdict.answered,
+        requests_lost=0,
+    )  # fmt: skip
