@@ -13,6 +13,7 @@ from harness.report import record
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 
+pytestmark = pytest.mark.long
 CONVERGED_S = 10.0
 
 
@@ -102,17 +103,14 @@ def test_f16_a_machine_whose_image_was_rolled_back(crew: Crew, coordinator: Coor
     rolls_back(crew, coordinator, tmp_path / "saved", the_image)
 
 
-@pytest.mark.long
 def test_f16_an_old_file_in_the_stores_place(crew: Crew, coordinator: Coordinator, tmp_path: Path) -> None:
     rolls_back(crew, coordinator, tmp_path / "saved", the_store)
 
 
-@pytest.mark.long
 def test_f16_a_copy_restored_by_the_tool(crew: Crew, coordinator: Coordinator, tmp_path: Path) -> None:
     rolls_back(crew, coordinator, tmp_path / "saved", by_the_tool)
 
 
-@pytest.mark.long
 def test_f16_a_node_whose_image_was_rolled_back(crew: Crew, tmp_path: Path) -> None:
     """It boots with what it ran then, and ends with what it is told now."""
     member, clock = crew.members[0], SystemClock()
