@@ -46,7 +46,7 @@ class Past:
         async with self._workloads.stepping:
             if not self._is_news(node, held):
                 return
-            if held.history not in self._truth.past:
+            if self._is_of_another_course(node, held):
                 found = f"{node} was told generation {held.generation} of term {held.term}, signed by this region"
                 await self._truth.open_history(f"the store is an old copy: {found}", left=held.history)
                 self._workloads.await_nodes()
@@ -54,6 +54,12 @@ class Past:
                     Refusal(Code.EPOCH_STALE, "a session of an earlier history", "one of the new", "connect again")
                 )
             self._workloads.adopt_told(told)
+
+    def _is_of_another_course(self, node: str, version: Version) -> bool:
+        """Whether what this store would say next has been said otherwise. A node of which nothing is known (deleted, or
+        enrolled since the copy was made) can be told what follows on what it holds."""
+        is_known = node in self._workloads.desired
+        return version.history not in self._truth.past and (is_known or version.history != self._truth.history)
 
     def _is_news(self, node: str, version: Version) -> bool:
         """Whether the store lacks it: it is later than what is known of the node, or of a history that is not."""

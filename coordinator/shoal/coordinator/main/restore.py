@@ -24,9 +24,9 @@ def restore(region: str, data_dir: Path, copy: Path) -> dict[str, object]:
     unfinished = directory / "restoring"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lay_out(copy, unfinished)
+        revision = lay_out(copy, unfinished)
         history = asyncio.run(_begin_history(region, unfinished, copy.name))
-        aside = put_in_place(unfinished / "state.db", directory)
+        aside = put_in_place(unfinished / "state.db", directory, revision)
     except (OSError, sqlite3.Error) as cause:
         raise refuse(
             Code.STORE_UNAVAILABLE,

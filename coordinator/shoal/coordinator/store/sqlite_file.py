@@ -82,21 +82,24 @@ def open_database(directory: Path) -> tuple[sqlite3.Connection, Refusal | None]:
     )
 
 
-def lay_out(copy: Path, directory: Path) -> None:
-    """A store in a new folder, as it was when this copy of it was made. Raises ShoalError(STORE_CORRUPT), OSError."""
+def lay_out(copy: Path, directory: Path) -> int:
+    """A store in a new folder, as it was when this copy of it was made, and at which revision that was.
+
+    Raises ShoalError(STORE_CORRUPT), OSError."""
     if (damage := damage_of_copy(copy)) is not None:
         raise refuse(Code.STORE_CORRUPT, f"{copy.name}: {damage}", "a sound copy of a store", "see store/backups/")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     _restore(copy, directory / "state.db")
+    with closing(sqlite3.connect(directory / "state.db")) as connection:
+        return head_of(connection).revision
 
 
-def put_in_place(fresh: Path, directory: Path) -> Path | None:
-    """The file `fresh`, closed, is the store of `directory` from now on. Where the one before it is, which nobody may
-    have open; None without one. Raises OSError, sqlite3.Error."""
+def put_in_place(fresh: Path, directory: Path, revision: int) -> Path | None:
+    """The file `fresh`, closed, is the store of `directory` from now on. revision: where its course leaves that of the
+    one before it, which nobody may have open. Where that one is now; None without one. Raises OSError, sqlite3.Error.
+    """
     path, aside = directory / "state.db", None
-    with closing(sqlite3.connect(fresh)) as connection:
-        revision = head_of(connection).revision
     if path.exists():
         try:
             _connect(path).close()  # alone, and its WAL folded in

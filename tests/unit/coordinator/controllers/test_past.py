@@ -164,6 +164,21 @@ async def test_f16_a_history_that_this_store_never_knew_has_ended_too(scene: Sce
     assert set(scene.world.region.truth.past) == {before, "history-unknown"}
 
 
+async def test_f16_a_node_that_was_deleted_and_is_back_goes_on_where_it_was(scene: Scene) -> None:
+    region, held = scene.world.region, scene.two.version
+    assert held is not None
+    await region.fleet.closed("edge-2", scene.two.epoch)
+    await region.fleet.forget("edge-2", "test")
+    await scene.world.step()
+    assert "edge-2" not in region.workloads.desired
+    scene.world.clock.advance(5.0)
+    assert isinstance(await scene.two.connect(), Welcome)
+    await scene.step(scene.two)
+    newest = scene.world.sent.desired("edge-2")[-1].version
+    assert (newest.history, newest.generation > held.generation) == (held.history, True)
+    assert len(scene.asked("edge-2")) == 1
+
+
 async def test_f16_a_change_that_was_on_its_way_when_the_history_began_is_made(scene: Scene) -> None:
     """Its fence was the old history's; only another coordinator's turn refuses it."""
     region = scene.world.region
