@@ -13,7 +13,7 @@ from harness.report import record
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 CONVERGED_S = 10.0
 
 

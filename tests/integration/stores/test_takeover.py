@@ -17,6 +17,7 @@ from harness.trio import Trio, Writer, who
 from harness.wait import wait_until
 from shoal.types.codes import Code, ShoalError
 
+pytestmark = pytest.mark.alone
 TAKEOVER_S = 5.0
 RESUMES_S = 5.0
 PAUSE_S = 30.0
