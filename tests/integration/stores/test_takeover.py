@@ -172,7 +172,7 @@ async def test_f08_agents_of_a_leader_that_stood_still_for_half_a_minute(
                 meanwhile = crew.running()
             finally:
                 old.process.send_signal(signal.SIGCONT)
-            wait_until(lambda: who(old, trio.admin).leader, 15.0, "the old leader follows another one")
+            wait_until(lambda: who(old, trio.admin).follows, 15.0, "the old leader follows another one")
             writer.wait_for_more(50)
             load.wait_for(100)
             assert meanwhile == before
