@@ -24,6 +24,7 @@ SUSPECT_WITHIN_S = 3.0
 LINK_WITHIN_S = 3.0
 DATA_WITHIN_S = 1.0
 REPLACED_WITHIN_S = 5.0
+STANDBY_WITHIN_S = 1.0
 DEAD_WAYS = {"cloud-gpu": "both", "edge-npu": "up", "plain-cpu": "down"}
 TICK_S = 0.35
 """Between two looks of the coordinator, of the one who asks it, and to cut at all."""
@@ -67,6 +68,42 @@ def test_f04_whole_node_gone_without_a_reset(region: ApartStack) -> None:
         record(
             "F04", "P", 1, suspect_s=round(suspect_s, 2), in_service_after_suspect_s=round(replaced_s, 2),
             sent=verdict.sent, answered=verdict.answered, packets_dropped=region.net.dropped(*cut),
+        )  # fmt: skip
+    finally:
+        region.net.heal()
+        region.forget("single")
+
+
+@pytest.mark.long
+def test_f04_whole_node_gone_without_a_reset_and_another_stands_by(region: ApartStack) -> None:
+    """Requests go to the standby before anybody is suspect; once it is, the standby is the active one."""
+    kept = policy("kept", "  require: {availability: {standby: warm}}\n  optimize: {latency: 1.0}\n")
+    region.apply(documents(kept, workload("single", "relu", "kept")))
+    placed = next(row for row in region.serves("single", 2) if not row.assignment.standby)
+    try:
+        with gateway_load(region, "single") as load:
+            cut, at = region.net.cut_off(placed.node), load.now()
+            wait_until(lambda: region.liveness(placed.node) == "suspect", 20.0, "it to be suspect")
+            suspect_s = load.now() - at
+            wait_until(
+                lambda: [
+                    row for row in region.serving("single") if row.node != placed.node and not row.assignment.standby
+                ],
+                30.0,
+                "the other to be the active one",
+            )
+            promoted_s = load.now() - at - suspect_s
+            load.wait_for(40)
+            assert region.net.dropped(*cut) > 0
+        verdict = load.verdict()
+        assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+        assert suspect_s <= SUSPECT_WITHIN_S + TICK_S
+        assert promoted_s <= STANDBY_WITHIN_S
+        silent_s = load.silence_s(at)
+        assert silent_s <= DATA_WITHIN_S + TICK_S
+        record(
+            "F04", "P", 1, standby="warm", suspect_s=round(suspect_s, 2), active_after_suspect_s=round(promoted_s, 2),
+            silent_s=round(silent_s, 2), sent=verdict.sent, lost=verdict.lost,
         )  # fmt: skip
     finally:
         region.net.heal()
