@@ -438,14 +438,15 @@ def _availability(policy: Policy) -> Rule:
                 "widen where, lower replicas, or set spread: none",
             ),
         )
-    if wanted.replicas == 1 and wanted.recovery is not None and 0 < wanted.recovery < partition.lost_after:
+    alone = wanted.replicas == 1 and wanted.standby == "none"
+    if alone and wanted.recovery is not None and 0 < wanted.recovery < partition.lost_after:
         yield (
             (*path, "recovery"),
             _unreachable(
                 f"recovery {shown(wanted, 'recovery')} of one replica, whose node counts as lost only after "
                 f"{shown(partition, 'lost_after')}",
                 "recovery of at least partition.lost_after",
-                "run 2 replicas, lower partition.lost_after, or raise recovery",
+                "run 2 replicas, keep standby: warm, lower partition.lost_after, or raise recovery",
             ),
         )
 
