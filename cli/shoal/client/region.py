@@ -248,6 +248,11 @@ class Region:
     def leave_federation(self, *, forget: bool = False) -> None:
         self._call("LeaveFederation", operator_pb2.LeaveFederationRequest(forget=forget))
 
+    def drain_federation(self) -> int:
+        """Agreements that are not over yet; for ten seconds no other begins."""
+        reply = self._call("LeaveFederation", operator_pb2.LeaveFederationRequest(drain=True))
+        return int(reply.agreements)
+
     def federation(self) -> operator_pb2.FederationView | None:
         """None where the region is in none."""
         reply = self._call("GetFederation", operator_pb2.GetFederationRequest())

@@ -2519,15 +2519,19 @@ class LeaveFederationRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FORGET_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     forget: _builtins.bool
+    drain: _builtins.bool
+    """Only ends agreements, in good order: to be asked again, within ten seconds, until none is left."""
     def __init__(
         self,
         *,
         forget: _builtins.bool = ...,
+        drain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forget", b"forget"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "forget", b"forget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2535,14 +2539,20 @@ Global___LeaveFederationRequest: _TypeAlias = LeaveFederationRequest  # noqa: Y0
 
 @_typing.final
 class LeaveFederationReply(_message.Message):
+    """agreements: not over yet, with `drain`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    AGREEMENTS_FIELD_NUMBER: _builtins.int
+    agreements: _builtins.int
     def __init__(
         self,
+        *,
+        agreements: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

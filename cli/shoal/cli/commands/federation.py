@@ -1,6 +1,7 @@
 """`shoal federation`: regions that trade placements."""
 
 import math
+import time
 from collections.abc import Sequence
 
 import click
@@ -9,14 +10,16 @@ from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
 from shoal.cli.render.resources import reason, rows_of, show, when
+from shoal.client import Region
 from shoal.types.codes import Code, refuse
-from shoal.types.units import show_bytes, show_seconds
+from shoal.types.units import DURATION, parse_quantity, show_bytes, show_seconds
 from shoal.v1 import federation_pb2, operator_pb2
 
 BIDS = ("offered", "countered", "declined", "awarded", "granted", "released", "expired")
 """What is told of a bid, until it is an agreement or gone."""
 
 
+LOOK_S = 0.5
 ASKED = tuple(each.upper() for each in ("solicited", "bid", "countered", "declined", "no_bid", "awarded", "granted"))
 
 
@@ -53,12 +56,34 @@ def join(address: str, token: str, context: str, region: str, output: str) -> No
 
 @federation.command()
 @click.option("--forget", is_flag=True, help="Also where the federation does not answer; it then lists the region on.")
+@click.option("--now", "at_once", is_flag=True, help="Break agreements off: nobody is trusted any more.")
+@click.option("--within", default="2m", show_default=True, help="How long agreements may take to end; then it leaves.")
 @connection
-def leave(forget: bool, context: str, region: str) -> None:
-    """End the region's membership. Agreements that it has end with it: nobody is trusted any more."""
+def leave(forget: bool, at_once: bool, within: str, context: str, region: str) -> None:
+    """End the region's membership.
+
+    Its agreements end first, in good order: what others run for it is brought home, or is served there until its notice
+    is over where home has no place; what it runs for others is given notice of. Until then no other agreement begins.
+    """
+    patience_s = parse_quantity(within, DURATION)
     with connected(context, region) as api:
+        left = 0 if at_once or forget else _drained(api, patience_s)
         api.leave_federation(forget=forget)
-    line("left")
+    line("left" + (f"; {left} agreements were broken off" if left else ""))
+
+
+def _drained(api: Region, patience_s: float) -> int:
+    """Agreements that are left when the time is over; a line for each change."""
+    end = time.monotonic() + patience_s  # noqa: TID251 - a command's own clock
+    shown = 0
+    while (left := api.drain_federation()) > 0:
+        if left != shown:
+            line(f"{left} agreement{'s' if left != 1 else ''} to end", "dim")
+        shown = left
+        if time.monotonic() >= end:  # noqa: TID251
+            return left
+        time.sleep(LOOK_S)  # noqa: TID251
+    return 0
 
 
 @federation.command()

@@ -356,6 +356,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     ) -> operator_pb2.LeaveFederationReply:
         actor = identity_of_context(context).uri
         joined = self._trade.membership.joined
+        if request.drain and joined is not None:
+            return operator_pb2.LeaveFederationReply(agreements=self._region.drain())
         await self._trade.membership.leave(actor, forget=request.forget)
         await self._audit.note(actor, "LeaveFederation", joined.federation if joined else "", "left")
         return operator_pb2.LeaveFederationReply()

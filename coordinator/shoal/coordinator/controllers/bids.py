@@ -166,6 +166,7 @@ class BidsController:
         """Since when this process holds room for each bid that nobody answered yet."""
         self._standings = Standings()
         self._judged: Catalog | None = None
+        self._drains_until = Elapsed(-math.inf)
         self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
         self._lent = LentModels(models, lambda: workloads.catalog, peers, clock, meter, unfit=self._end_at_once)
         self._notices: dict[str, asyncio.Task[None]] = {}
@@ -205,6 +206,9 @@ class BidsController:
                 return self._as_before(self._deals[known].state, what)
             if (forbidden := self._forbids(what)) is not None:
                 return Decline(what.id, what.round, self._region, forbidden)
+            if self._is_draining:
+                leaves = Refusal(Code.TRADE_DENIED, f"{self._region} leaves the federation", "a region that stays")
+                return Decline(what.id, what.round, self._region, leaves)
             if not self._is_open():
                 closed = Refusal(Code.NODE_NOT_READY, "no gateway answers", "one that other regions can call")
                 return Decline(what.id, what.round, self._region, closed)
@@ -292,6 +296,15 @@ class BidsController:
                 raise _unknown_agreement(agreement)
             await self._asked_to(bid, hold.Withdrawn(self._region, code, ends_s))
         self._work()
+
+    def drain(self, until: Elapsed) -> None:
+        """Until then it bids for nothing, and gives notice of what it runs for others."""
+        self._drains_until = until
+
+    @property
+    def owed(self) -> int:
+        """Agreements that are not over, and holds."""
+        return len(self._open)
 
     async def tick(self) -> None:
         """Ends what is over, gives notice of what may not be any more, fetches models. Called often; never waits for
@@ -583,6 +596,8 @@ class BidsController:
 
     def _unfit(self) -> dict[str, Code]:
         """Agreements that this region's documents do not allow any more, by bid."""
+        if self._is_draining:
+            return {name: Code.AGREEMENT_ENDED for name, deal in self._open.items() if isinstance(deal.state, Granted)}
         if self._workloads.catalog is self._judged:
             return {}
         found = {
@@ -593,6 +608,10 @@ class BidsController:
         if not found:
             self._judged = self._workloads.catalog
         return found
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._clock.now() < self._drains_until
 
     def _forbids(self, asked: Solicitation) -> Refusal | None:
         """Why this region's documents do not allow it, or not any more."""

@@ -45,6 +45,8 @@ from shoal.types.units import Elapsed, Seconds
 TICK_S: Final = Seconds(0.25)
 STEP_S: Final = Seconds(2.0)
 RETRY_S: Final = Seconds(1.0)
+DRAIN_S: Final = Seconds(10.0)
+"""A region that is to leave its federation trades again where nobody has asked it for so long to end what it has."""
 REST: Final = 3
 """Times as long as a look took, but at most `tick_s`, there is no other: in a large region a herd of hellos, each of
 which is a reason to look, leaves three quarters of the time to those who say hello."""
@@ -246,6 +248,17 @@ class Region:
         )
         await self.trades.start()
         await self.bids.start()
+
+    def drain(self) -> int:
+        """For the next `DRAIN_S` no agreement begins, and those that are end in good order. How many are left: call it
+        again until there is none."""
+        if self.trades is None or self.bids is None:
+            return 0
+        until = Elapsed(self._clock.now() + DRAIN_S)
+        for side in (self.trades, self.bids):
+            side.drain(until)
+        self._dirty.set()
+        return self.trades.owed + self.bids.owed
 
     @property
     def heads_shown(self) -> Mapping[str, str]:

@@ -37,11 +37,13 @@ from shoal.coordinator.core.negotiation.model import (
     ReleaseFailed,
     RenewalFailed,
     RenewedBy,
+    Resting,
     SendAward,
     SendNotice,
     SendRelease,
     SendRenewal,
     Solicit,
+    Soliciting,
     Stepped,
     Trade,
     Wish,
@@ -209,6 +211,7 @@ class TradesController:
         """Each workload's wish that was told last, and what came of it: told again when either is another, or in time.
         """
         self._report_at = Elapsed(-math.inf)
+        self._drains_until = Elapsed(-math.inf)
         self._lacks: int | None = None
         """The first ledger entry that the federation lacks; None before it was asked."""
         self._stepping = asyncio.Lock()
@@ -237,7 +240,7 @@ class TradesController:
         may = {
             key
             for key, intent in self._by_key().items()
-            if intent.delegation.mode is not DelegationMode.NEVER and self.may_trade
+            if intent.delegation.mode is not DelegationMode.NEVER and self.may_trade and not self._is_draining
         }
         self._told = {key: told for key, told in self._told.items() if key in self.trades}
         for key in sorted(may | self.trades.keys()):
@@ -297,6 +300,21 @@ class TradesController:
         if not _may_go(intent, offer):
             allowed = ", ".join(intent.require.residency)
             raise refuse(Code.RESIDENCY, f"{region} lies in {offer.residency or region}", allowed)
+
+    def drain(self, until: Elapsed) -> None:
+        """Until then no trade begins, and those that are end as if no policy delegated: home first."""
+        self._drains_until = until
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._clock.now() < self._drains_until
+
+    @property
+    def owed(self) -> int:
+        """Agreements, and awards, that are not over."""
+        return sum(
+            len(state.leaving) + (not isinstance(state.phase, Resting | Soliciting)) for state in self.trades.values()
+        )
 
     @property
     def may_trade(self) -> bool:

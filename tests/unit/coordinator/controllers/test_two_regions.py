@@ -255,3 +255,24 @@ async def test_a_gateway_that_one_region_revokes_the_other_refuses(pair: Pair) -
     assert trades is not None
     await trades.start()
     assert [peer.revoked for peer in trades.peers] == [("7001",)]
+
+
+@pytest.mark.parametrize("leaver", ["home", "away"])
+async def test_a_region_that_is_to_leave_ends_its_agreements_first(pair: Pair, leaver: str) -> None:
+    await pair.run(6.0)
+    region = {"home": pair.home, "away": pair.away}[leaver].region
+    assert len(pair.guests) == 1
+    assert region.drain() == 1
+    left = []
+    for _ in range(100):
+        await pair.run(1.0)
+        left.append(region.drain())
+    assert left[0] == 1
+    assert left[-1] == 0
+    assert pair.guests == []
+    told = [each.what for each in await pair.home.region.ledger.past(0)]
+    assert told[-1] == "ended"
+    assert "noticed" in told, "in good order"
+    assert "breached" not in told
+    await pair.run(40.0)
+    assert len(pair.guests) == 1, "who does not leave after all trades on"
