@@ -1,6 +1,7 @@
 """A federation of real processes: its service, and coordinators of regions that may join it."""
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,10 @@ class Federated:
         wait_until(known, deadline_s, "every region knows every other one")
 
 
+def _start(process: Coordinator) -> None:
+    process.start(flags=("--peers", "127.0.0.1:0") if process.role == "region" else ())
+
+
 @contextmanager
 def replicated(folder: Path, store: Etcd, *regions: str) -> Iterator[Federated]:
     """As `federated`, by two replicas on one store of which each member is told."""
@@ -89,7 +94,8 @@ def federated(folder: Path, *regions: str) -> Iterator[Federated]:
     try:
         for each in processes:
             each.folder.mkdir(parents=True)
-            each.start(flags=("--peers", "127.0.0.1:0") if each.role == "region" else ())
+        with ThreadPoolExecutor(4) as together:
+            list(together.map(_start, processes))
         yield Federated(processes[0], {each.region: each for each in processes[1:]})
     finally:
         for each in processes:
