@@ -2,6 +2,7 @@
 # test needs a real server.
 PYTHON ?= python3
 VENV := .venv
+OPENVINO := .venv-openvino
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-tests
@@ -14,7 +15,7 @@ IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice
 PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-long lint types protos docs bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-long openvino lint types protos docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -32,6 +33,13 @@ $(TEST_STAMP): $(STAMP) requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r requirements-test.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt magika silero-vad
 	touch $@
+
+$(OPENVINO)/.installed: protos/pyproject.toml agents/pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OPENVINO)
+	$(OPENVINO)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e protos -e 'agents[openvino]'
+	touch $@
+
+openvino: $(OPENVINO)/.installed ## an environment whose agents run models through OpenVINO: .venv-openvino
 
 packages:
 	@tests/packages.sh
@@ -57,7 +65,7 @@ test-integration: $(TEST_STAMP) packages
 	$(PYTEST) tests/integration -m "not long and not alone" -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 	$(PYTEST) tests/integration -m "not long and alone"
 
-test-long: $(TEST_STAMP) packages ## the unscaled runs: minutes of real time each
+test-long: $(TEST_STAMP) $(OPENVINO)/.installed packages ## the unscaled runs: minutes of real time each
 	$(PYTEST) tests -m long
 
 lint: $(TEST_STAMP) ## ruff and the import contracts

@@ -49,6 +49,7 @@ class Node:
     config: FrontConfig = field(init=False)
     front: FrontProcess = field(init=False)
     workers: ProcessWorkers | None = None
+    device: Device = CPU
     models: dict[str, WorkloadKey] = field(default_factory=dict)
     exits: list[WorkerExited] = field(default_factory=list)
     _ready: dict[str, asyncio.Future[WorkerReady]] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Node:
                 self.folder,
                 Path(tempfile.gettempdir()),
                 SystemClock(),
-                lambda name: CPU,
+                lambda name: self.device,
                 lambda name: None,
                 PoolOptions(spare=False),
             )

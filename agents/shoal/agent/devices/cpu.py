@@ -1,10 +1,10 @@
-"""The host's processor, through ONNX Runtime's CPU provider."""
+"""The host's processor, through ONNX Runtime's own provider or, where that is installed, OpenVINO's."""
 
 import math
 from pathlib import Path
 
 from shoal.agent.devices.host import Host
-from shoal.agent.devices.runtime import runtime_version
+from shoal.agent.devices.runtime import cpu_provider, runtime_version
 from shoal.agent.ports import Clock, DriverOptions, Pace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
@@ -45,7 +45,7 @@ class CpuDriver:
             driver="linux",
             driver_version=processor.kernel,
             runtime_version=runtime_version(),
-            provider="CPUExecutionProvider",
+            provider=cpu_provider(),
             memory_bytes=Bytes(self._host.limit_bytes()),
             parallelism=self._host.usable_cores(),
             attributes={name: value for name, value in attributes.items() if value},

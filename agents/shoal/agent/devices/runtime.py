@@ -2,7 +2,18 @@
 
 from importlib import metadata
 
-_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm")
+_OPENVINO = "onnxruntime-openvino"
+_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", _OPENVINO, "onnxruntime-rocm")
+
+
+def cpu_provider() -> str:
+    """What runs models on the processor. ONNX Runtime's build with OpenVINO takes the place of the plain one in an
+    environment, so that a node offers its processor, and its memory, once: by the better of the two."""
+    try:
+        metadata.version(_OPENVINO)
+    except metadata.PackageNotFoundError:
+        return "CPUExecutionProvider"
+    return "OpenVINOExecutionProvider"
 
 
 def runtime_version() -> str:
