@@ -22,6 +22,7 @@ from shoal.wire.signing import sign, verify
 from shoal.wire.trust import check_certificate, check_issued
 
 Noun = TypeVar("Noun")
+Other = TypeVar("Other")
 
 ANYONE: Final = "*"
 """Recipient of what is meant for whomever the federation asks."""
@@ -71,9 +72,12 @@ def hear(said: federation_pb2.Said, kind: type[Noun], *, to: str, roots_of: Root
     return nouns.decode(kind, said.content)
 
 
-def hear_one_of(said: federation_pb2.Said, kinds: Sequence[type], *, to: str, roots_of: RootsOf, wall: Wall) -> object:
-    """As `hear`, for an answer that may be of several kinds."""
-    kind = next((each for each in kinds if kind_of(each) == said.kind), kinds[0])
+def hear_either(
+    said: federation_pb2.Said, kind: type[Noun], other: type[Other], *, to: str, roots_of: RootsOf, wall: Wall
+) -> Noun | Other:
+    """As `hear`, for an answer that may be of two kinds."""
+    if said.kind == kind_of(other):
+        return hear(said, other, to=to, roots_of=roots_of, wall=wall)
     return hear(said, kind, to=to, roots_of=roots_of, wall=wall)
 
 

@@ -63,7 +63,7 @@ def service(stack: Stack, caller: Enrolled) -> Any:
 def heard(stack: Stack, answer: federation_pb2.Said) -> object:
     roots = (coordinator_of(stack, answer.by).ca_pem.decode(),)
     wall = SystemClock().wall()
-    return said.hear_one_of(answer, (Offer, Decline), to=HOME, roots_of=lambda region: roots, wall=wall)
+    return said.hear_either(answer, Offer, Decline, to=HOME, roots_of=lambda region: roots, wall=wall)
 
 
 def codes(answers: Sequence[object]) -> list[str]:

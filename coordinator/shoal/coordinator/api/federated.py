@@ -1,11 +1,11 @@
 """The operator API as far as a federation has it: who is in it, tokens for who shall be, its events."""
 
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.events import EVENTS_MOST, events, newest
 from shoal.coordinator.controllers.enrolment import Enrolment
 from shoal.coordinator.controllers.events import EventLog
 from shoal.coordinator.controllers.federation import FederationController
@@ -13,8 +13,6 @@ from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2, operator_pb2_grpc
 from shoal.wire.identity import identity_of_context
 from shoal.wire.nouns import to_wire
-
-EVENTS_MOST: Final = 10_000
 
 
 class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
@@ -45,7 +43,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
             role=identity.role,
             name=identity.name,
             certificate_expires_at=identity.not_after,
-            version=version("shoal-coordinator"),
+            version=views.VERSION,
             enrol_address=self._enrol_address(),
             coordinators=self._address().split(","),
         )
@@ -56,7 +54,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
             case "tokens":
                 reply.tokens.extend(views.token_view(token) for token in await self._enrolment.tokens())
             case "events":
-                reply.events.extend(views.event_view(event) for event in await self._events.past(0, EVENTS_MOST))
+                reply.events.extend(await newest(self._events))
             case "ledger":
                 copies = await self._controller.copies(request.name, EVENTS_MOST)
                 reply.ledger.extend(to_wire(entry) for entry in copies)
@@ -96,12 +94,8 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         return operator_pb2.DeleteReply()
 
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
-        if request.follow:
-            async for event in self._events.follow(request.after):
-                yield views.event_view(event)
-            return
-        for event in await self._events.past(request.after, min(request.limit or EVENTS_MOST, EVENTS_MOST)):
-            yield views.event_view(event)
+        async for event in events(self._events, request):
+            yield event
 
 
 def _unknown(kind: str, known: str) -> Exception:

@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Final, Protocol
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.events import events, newest
 from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.api.prospects import prospect_view
 from shoal.coordinator.controllers import doctor
@@ -30,7 +30,6 @@ from shoal.v1 import nouns_pb2, operator_pb2, operator_pb2_grpc
 from shoal.wire.identity import identity_of_context
 from shoal.wire.nouns import to_wire
 
-VERSION: Final = version("shoal-coordinator")
 KINDS: Final = {"workload": "Workload", "policy": "Policy", "tenant": "Tenant", "region": "Region"}
 LISTS: Final = {"policies": "Policy", "tenants": "Tenant"}
 _KINDS_LISTED: Final = (
@@ -46,7 +45,6 @@ _KINDS_LISTED: Final = (
     "ledger",
     *LISTS,
 )
-EVENTS_MOST: Final = 10_000
 LEDGER_MOST: Final = 2_000
 """The newest; an entry carries what its counterpart signed, and one answer holds 4 MiB."""
 
@@ -111,7 +109,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             role=identity.role,
             name=identity.name,
             certificate_expires_at=identity.not_after,
-            version=VERSION,
+            version=views.VERSION,
             history=self._region.truth.history,
             term=self._region.truth.term,
             gateways_grpc=[node.grpc_address for node in gateways],
@@ -240,13 +238,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return migration_view(self._region.workloads, migration, self._clock.now(), self._clock.wall())
 
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
-        if request.follow:
-            async for event in self._region.events.follow(request.after):
-                yield views.event_view(event)
-            return
-        limit = min(request.limit or EVENTS_MOST, EVENTS_MOST)
-        for event in await self._region.events.past(request.after, limit):
-            yield views.event_view(event)
+        async for event in events(self._region.events, request):
+            yield event
 
     async def CreateToken(
         self, request: operator_pb2.CreateTokenRequest, context: Any
@@ -262,13 +255,9 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         reply = operator_pb2.DoctorReply()
         for checks in (doctor.examine(self._region, self._store), doctor.examine_members(self._members)):
             async for check in checks:
-                view = reply.checks.add(component=check.component, name=check.name, ok=check.refusal is None)
-                if check.refusal is not None:
-                    view.refusal.CopyFrom(views.refusal_view(check.refusal))
+                reply.checks.append(views.check_view(check.component, check.name, check.refusal))
         for name, refusal in self._trading.membership.examine() if self._trading is not None else ():
-            view = reply.checks.add(component="federation", name=name, ok=refusal is None)
-            if refusal is not None:
-                view.refusal.CopyFrom(views.refusal_view(refusal))
+            reply.checks.append(views.check_view("federation", name, refusal))
         return reply
 
     async def Revoke(self, request: operator_pb2.RevokeRequest, context: Any) -> operator_pb2.RevokeReply:
@@ -408,7 +397,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             case "ledger":
                 reply.ledger.extend(to_wire(entry) for entry in (await self._region.ledger.past(0))[-LEDGER_MOST:])
             case "events":
-                reply.events.extend(views.event_view(event) for event in await self._region.events.past(0, EVENTS_MOST))
+                reply.events.extend(await newest(self._region.events))
             case "regions":
                 name = self._region.config.name
                 view = reply.regions.add(name=name, signals=self._signals())

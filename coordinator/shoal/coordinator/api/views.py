@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from shoal.types.workload import Intent, WorkloadKey
 from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 from shoal.wire.nouns import to_wire
 
+VERSION: Final = version("shoal-coordinator")
 READY: Final = "ready"
 PROGRESSING: Final = "progressing"
 PENDING: Final = "pending"
@@ -283,6 +285,15 @@ def bid_view(bid: Bid, winner: str) -> operator_pb2.BidView:
     if bid.judged.refusal is not None:
         view.refusal.CopyFrom(refusal_view(bid.judged.refusal))
     return view
+
+
+def check_view(component: str, name: str, refusal: Refusal | None) -> operator_pb2.Check:
+    return operator_pb2.Check(
+        component=component,
+        name=name,
+        ok=refusal is None,
+        refusal=refusal_view(refusal) if refusal is not None else None,
+    )
 
 
 def agreement_views(

@@ -114,8 +114,8 @@ def answer_of(
 
     Raises ShoalError(REGION_MISMATCH | REPLAYED), and as `said.hear` does."""
     _check_by(reply, region)
-    kind: type[Offer] | type[Decline] = Decline if reply.kind == said.kind_of(Decline) else Offer
-    what = said.hear(reply, kind, to=solicitation.origin, roots_of=roots_of, wall=clock.wall())
+    to, wall = solicitation.origin, clock.wall()
+    what = said.hear_either(reply, Offer, Decline, to=to, roots_of=roots_of, wall=wall)
     if what.region != region:
         raise said.mismatch(f"a bid in the name of {what.region!r:.80}", region)
     if (what.solicitation, what.round) != (solicitation.id, solicitation.round):
