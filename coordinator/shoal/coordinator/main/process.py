@@ -114,10 +114,14 @@ async def serve(config: Config, role: str, stand: Stand, stopping: asyncio.Event
 
 
 async def first_of(*waits: Awaitable[object]) -> None:
-    """Until the first is done. Futures among them are left as they are, what is only waited for here is cancelled."""
+    """Until the first is done, or failed, which is logged. Futures among them are left as they are, what is only waited
+    for here is cancelled."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("ended by a failure", failure=repr(error))
     finally:
         for task, each in zip(tasks, waits, strict=True):
             if task is not each:

@@ -105,6 +105,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
                 log.debug("does not follow yet", refusal=str(error))
                 await first_of(elected, stopping.wait(), asyncio.sleep(FIRST_LOOK_S))
         if elected.done() and not stopping.is_set():
+            elected.result()  # an election that failed makes nobody a leader
             await _lead(config, process, store, election, stopping)
     except StaleRevision:
         log.warning("another one was elected meanwhile")

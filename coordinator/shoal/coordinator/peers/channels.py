@@ -30,16 +30,18 @@ CLOSE_S: Final = 1.0
 
 
 class Channels:
-    """identity: this region's own newest certificate; what hangs on it is opened anew when it changes."""
+    """identity: this region's own newest certificate; what hangs on it is opened anew when it changes. target: what is
+    dialled for an address; addresses that this region's own operator gave need no rule."""
 
-    def __init__(self, identity: Callable[[], Enrolled]) -> None:
+    def __init__(self, identity: Callable[[], Enrolled], target: Callable[[str], str] = target_of_peer) -> None:
         self._identity = identity
+        self._target = target
         self._open: dict[str, tuple[tuple[Any, ...], grpc.aio.Channel]] = {}
         self._closing = set[asyncio.Task[None]]()
 
     def to(self, address: str, roots: Sequence[str], server_name: str, slot: str = "") -> grpc.aio.Channel:
         """roots: the CAs (PEM) of the region that is called, and no other's. slot: of which one stays
-        open; the server's. Raises ShoalError(SOURCE_DENIED)."""
+        open; the server's. Raises ShoalError(SOURCE_DENIED) as `target` does."""
         own = self._identity()
         made_of = (address, tuple(roots), own.certificate_pem)
         known = self._open.get(slot or server_name)
@@ -47,7 +49,7 @@ class Channels:
             return known[1]
         credentials = grpc.ssl_channel_credentials("".join(roots).encode(), own.key_pem, own.certificate_pem)
         options = channel_options(LINK_BYTES, server_name=server_name, patience=PEER)
-        channel = grpc.aio.secure_channel(target_of_peer(address), credentials, options)
+        channel = grpc.aio.secure_channel(self._target(address), credentials, options)
         self._open[slot or server_name] = (made_of, channel)
         if known is not None:
             closing = asyncio.create_task(known[1].close(CLOSE_S))

@@ -37,7 +37,7 @@ class Siblings:
         self._addresses = addresses
         self._roots = roots
         self._clock = clock
-        self._channels = Channels(identity)
+        self._channels = Channels(identity, target=str)
 
     async def replaced(self, term: int) -> None:
         """Returns when one of them leads in a later term than this."""

@@ -15,7 +15,8 @@ from shoal.wire.enrol import Enrolled
 
 
 async def test_a_leader_of_a_later_term_replaces_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of three answer: one that follows, one that leads in the same term, then in the next. One is gone."""
+    """Two of three answer: one that follows, one that leads in the same term, then in the next. One is gone, and one is
+    named as hosts in a compose file may be, and other regions' coordinators may not."""
     monkeypatch.setattr(siblings, "EVERY_S", 0.02)
     clock = SystemClock()
     authority = Authority(tmp_path / "pki", "eu", clock.wall())
@@ -23,7 +24,8 @@ async def test_a_leader_of_a_later_term_replaces_and_no_other(tmp_path: Path, mo
     own = Enrolled("eu", Role.COORDINATOR, "coordinator", certificate, ca, "", "", key)
     with seats(authority, tmp_path / "ann") as (gone, leader, follower):
         gone.server.stop(None).wait()
-        asked = siblings.Siblings("eu", leader.all, lambda: (ca.decode(),), lambda: own, clock)
+        addresses = (*leader.all, "coordinator_2:7443")
+        asked = siblings.Siblings("eu", addresses, lambda: (ca.decode(),), lambda: own, clock)
         waiting = asyncio.create_task(asked.replaced(leader.term))
         try:
             before = leader.asked
