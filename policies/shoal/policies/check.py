@@ -84,8 +84,13 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.traffic.peak": Later("forecasts: placement reads the rate"),
         "spec.batching.max": Live(_PLACEMENT, only=(1,), reads="max_batch"),
         "spec.batching.delay": Later("batching"),
-        "spec.capture.consent": Live("shoal.policies.check", (Code.CONSENT_MISSING,), only=(False,), reads="consent"),
-        "spec.capture.max": _MIGRATION,
+        "spec.capture.consent": Live(
+            _WORKLOADS,
+            (Code.CONSENT_MISSING,),
+            note="to keep requests in memory and verify moves with them",
+            reads="capture",
+        ),
+        "spec.capture.max": Live("shoal.agent.dataplane.witness", note="64 where it is not given", reads="capture"),
         "spec.session": Live(_RESOLVE, only=("stateless",)),
         "spec.session.state": _STATE,
         "spec.isolation": Live(
@@ -149,7 +154,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         ),
         "spec.migration.when.max_concurrent": Live(_MOVES, note="of the workload's replicas", reads="max_concurrent"),
         "spec.migration.verify.against": Live(_MOVES, (Code.VERIFY_FAILED,), only=("source", "none"), reads="against"),
-        "spec.migration.verify.inputs": Live(_MOVES, (Code.VERIFY_IMPOSSIBLE,), only=("generated",), reads="inputs"),
+        "spec.migration.verify.inputs": Live(
+            _MOVES, (Code.VERIFY_IMPOSSIBLE,), only=("captured", "generated"), reads="inputs"
+        ),
         "spec.migration.verify.samples": Live(_MOVES, reads="samples"),
         "spec.migration.verify.on_fail": Live(
             _MOVES, (Code.VERIFY_FAILED,), only=("abort",), note="the only way there is"
@@ -569,6 +576,13 @@ def _workload(workload: Workload) -> Rule:
                 ("spec", "model", "variants", index, "source"),
                 _no_effect(f"{source!r:.80} again", "each model once", "remove the variant"),
             )
+    if spec.capture.max is not None and not spec.capture.consent:
+        yield (
+            ("spec", "capture", "max"),
+            _no_effect(
+                "max without consent: nothing is captured", "consent: true", "remove it, or write consent: true"
+            ),
+        )
     for index, traffic in enumerate(spec.traffic):
         path = ("spec", "traffic", index)
         if not traffic.rate:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from shoal.policies import kinds
 from shoal.policies.documents import key_of_workload
-from shoal.policies.kinds import Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
+from shoal.policies.kinds import Capture, Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, Tolerance
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
@@ -29,6 +29,8 @@ from shoal.types.workload import (
 )
 
 PRICE_LABEL: Final = "price"
+CAPTURED_AT_MOST: Final = 64
+"""Where a workload consents and does not say how many."""
 
 DEFAULT_OPTIMIZE: Final = Optimize(latency=1.0)
 """Where a policy does not say, and where there is no policy: lowest latency."""
@@ -68,7 +70,12 @@ def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests
         max_batch=workload.spec.batching.max,
         delegation=_delegation(spec.federation),
         migration=_migration(spec),
+        capture=_capture(workload.spec.capture),
     )
+
+
+def _capture(capture: Capture) -> int:
+    return (capture.max or CAPTURED_AT_MOST) if capture.consent else 0
 
 
 def quota(tenant: Tenant) -> Quota:

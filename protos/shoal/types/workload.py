@@ -148,7 +148,8 @@ class Trade:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One workload with its policy applied. models: the source first, then its variants."""
+    """One workload with its policy applied. models: the source first, then its variants. capture: how many of its
+    requests a node may keep in memory to verify moves with, as its owner consents; 0: none."""
 
     key: WorkloadKey
     revision: int
@@ -166,6 +167,7 @@ class Intent:
     max_batch: int = 1
     delegation: Delegation = Delegation()
     migration: MigrationRule = field(default_factory=MigrationRule)
+    capture: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ MISTAKES = [
     ),
     ("region's coordinates", region("  location: {§lat: 48.9}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("a gap in a move", policy("  migration: {§allow_gap: 5s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
-    ("captured inputs", policy("  migration: {verify: {inputs: §captured}}\n"), Code.NOT_SUPPORTED_YET, "generated"),
+    ("sample inputs", policy("  migration: {verify: {inputs: §samples}}\n"), Code.NOT_SUPPORTED_YET, "generated"),
     ("a long drain", policy("  migration: {drain: §45s}\n"), Code.POLICY_UNREACHABLE, "lower"),
     ("a drain of nothing", policy("  migration: {drain: §0s}\n"), Code.POLICY_UNREACHABLE, "raise it"),
     ("steps back", policy("  migration: {shift: {steps: §[50%, 25%, 100%]}}\n"), Code.POLICY_UNREACHABLE, "in order"),
@@ -191,7 +191,7 @@ MISTAKES = [
     ),
     ("standby", policy("  require: {availability: {standby: §staged}}\n"), Code.NOT_SUPPORTED_YET, "write none, warm"),
     ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),
-    ("consent", workload("  capture: {consent: §true}\n"), Code.NOT_SUPPORTED_YET, "write false"),
+    ("no consent", workload("  capture: {consent: false, max: §16}\n"), Code.FIELD_WITHOUT_EFFECT, "consent: true"),
     ("session", workload("  session: {§state: {h: hn}}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     (
         "source to fetch",

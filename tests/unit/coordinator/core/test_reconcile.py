@@ -28,6 +28,16 @@ def test_a_replica_is_assigned_loaded_routed() -> None:
     assert region.decision.waits == ()
 
 
+def test_a_consent_to_capture_comes_and_goes_without_moving_anything() -> None:
+    region = Region(node("a"), node("b"))
+    for capture in (0, 64, 16, 0):
+        region.intents = (intent(capture=capture, replicas=2),)
+        region.run(4)
+        found = [assignment.capture for desired in region.desired.values() for assignment in desired.assignments]
+        assert found == [capture] * 2
+    assert [event.code for event in region.events] == ["ASSIGNED", "ASSIGNED", "READY", "READY"]
+
+
 def test_when_nothing_happens_nothing_is_written() -> None:
     region = Region(node("a"), node("b"))
     region.intents = (intent(replicas=2), intent("other"))

@@ -253,7 +253,7 @@ class Target:
 
     signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
     that its declared traffic takes. standby: it takes requests when no other replica does. moves: the migration that
-    waited for this place; empty for any other.
+    waited for this place; empty for any other. capture: requests that its node may keep, with consent.
     """
 
     workload: WorkloadKey
@@ -274,6 +274,7 @@ class Target:
     busy: float = 0.0
     standby: bool = False
     moves: str = ""
+    capture: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         busy=busy_share(solver.scope, intent, option, replicas),
         standby=standby,
         moves=pick.moves.migration if pick.moves is not None else "",
+        capture=intent.capture,
     )
 
 

@@ -98,6 +98,8 @@ class _Step:
         self.waits = list[Wait]()
         self.events = list[Happened]()
         self.targets = {target.keeps: target for plan in plans.values() for target in plan.targets if target.keeps}
+        self.captures = {target.workload: target.capture for plan in plans.values() for target in plan.targets}
+        """A consent that was taken back counts at once, also for what only leaves."""
         self.served = {key: self._in_service(plan, standby=False) for key, plan in plans.items()}
         self.relieved = {key: self._in_service(plan, standby=True) for key, plan in plans.items()}
 
@@ -115,6 +117,7 @@ class _Step:
             if after.draining and not assignment.draining:
                 self.marks[assignment.id] = replace(self.marks[assignment.id], stage=Stage.DRAINING, since=self.now)
                 self._say("DRAINING", node, assignment, "")
+            after = replace(after, capture=self.captures.get(after.workload, 0))
             kept.append(after)
             self._wait(node, after, state, observed)
         return tuple(kept)
@@ -141,6 +144,7 @@ class _Step:
             work=work_of(self.profiles[target.model]),
             signed=target.signed,
             standby=target.standby,
+            capture=target.capture,
         )
         self.marks[name] = Mark(Stage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""
