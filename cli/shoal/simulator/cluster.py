@@ -114,7 +114,7 @@ class Cluster:
             self.models,
             self.clock,
             Ids(self.world, process),
-            RegionConfig(name=REGION),
+            RegionConfig(name=REGION, replacing=True),
         )
         await region.start()
         process.check()
@@ -288,6 +288,7 @@ class Cluster:
         assigned = [each for wanted in region.workloads.desired.values() for each in wanted.assignments]
         draining = [each.id for each in assigned if each.draining]
         found += [f"{name} is still to be drained" for name in draining]
+        found += [f"{each.id} is {each.stage}" for each in region.workloads.migrations.live if each.target is not None]
         if found:
             return found
         for machine in self._standing():

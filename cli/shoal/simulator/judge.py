@@ -236,6 +236,29 @@ class Replicas:
             self._was_ready[workload][key] = event.at
 
 
+class Verified:
+    """I4: what a node was told to verify answers no request before it has passed, or was told that it need not."""
+
+    def __init__(self) -> None:
+        self._owed: set[tuple[str, str]] = set()
+        self._passed: set[tuple[str, str]] = set()
+
+    def take(self, event: Happened) -> str | None:
+        facts = event.facts
+        match event.kind:
+            case "journal.saved":
+                node, asked = facts["node"], set(facts["verifying"])
+                freed = {(node, name) for name in facts["assignments"] if name not in asked}
+                known = {key[1] for key in self._passed if key[0] == node}
+                self._owed = (self._owed - freed) | {(node, name) for name in asked - known}
+            case "verified" if facts["passed"]:
+                self._passed.add((facts["node"], facts["assignment"]))
+                self._owed.discard((facts["node"], facts["assignment"]))
+            case "request.answered" if (facts["node"], facts["assignment"]) in self._owed:
+                return f"a request was answered by {facts['assignment']} on {facts['node']}, which was not verified"
+        return None
+
+
 class Poison:
     """After three crashes of its own at load, wherever they were, a model is started on no other node."""
 
@@ -357,6 +380,7 @@ def rules() -> tuple[Rule, ...]:
         Persisted(),
         OneTruth(),
         Replicas(),
+        Verified(),
         Poison(),
         NoHerd(),
         Operators(),

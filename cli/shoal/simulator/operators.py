@@ -15,8 +15,10 @@ from shoal.coordinator.controllers.catalog import DOCUMENTS, DocumentKey, Stored
 from shoal.coordinator.controllers.events import AUDIT, AuditEntry, digest_of
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.controllers.fleet import NODES, NodeRecord
+from shoal.coordinator.controllers.migrations import MIGRATIONS, StoredMigration
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.controllers.workloads import DESIRED
+from shoal.coordinator.core.placement.model import Aim
 from shoal.policies import Workload
 from shoal.simulator.chance import Chance
 from shoal.types.assignment import DesiredSet
@@ -46,6 +48,7 @@ class Operators:
         self._wanted: set[str] = set()
         self.deleted: dict[str, float] = {}
         """workload -> when its deletion was last asked for."""
+        self._moves = self._chance.stream("moves")
         self._edition = 0
         self._changes = 0
         self._hangs_up_after: float | None = None
@@ -63,6 +66,9 @@ class Operators:
 
     async def act(self, chance: Chance) -> None:
         """One change by an operator in the storm."""
+        if self._moves.happens(0.4):
+            await self.move()
+            return
         name = chance.pick(NAMES)
         await (self.delete(name) if chance.happens(0.3) else self.apply(name, chance))
 
@@ -99,6 +105,25 @@ class Operators:
             self._want(self._wanted - {f"{TENANT}/{name}"})
             await self._change(name, "", act)
 
+    async def move(self) -> None:
+        """A live move of some workload to some node, or of all that a node has; now and then it is taken back."""
+        chance = self._moves
+        node = chance.pick([machine.name for machine in self._cluster.machines if machine.chips])
+        key = WorkloadKey(TENANT, chance.pick(NAMES))
+        drains, cancels = chance.happens(0.2), chance.happens(0.15)
+
+        async def act(region: Region) -> None:
+            if drains:
+                await region.moving.drain(node, WHO)
+                return
+            begun = await region.moving.migrate(key, Aim(node), WHO)
+            if cancels:
+                await asyncio.sleep(chance.delay(2.0))
+                await region.moving.cancel(begun.id, WHO)
+
+        outcome = await self._attempt(act)
+        self._world.record("operator.moves", node=node, workload=str(key), drains=drains, outcome=outcome)
+
     async def cordon(self, node: str, *, on: bool) -> str:
         outcome = await self._attempt(lambda region: region.fleet.cordon(node, on, WHO))
         self._world.record("operator.cordon", node=node, on=on, outcome=outcome)
@@ -130,12 +155,15 @@ class Operators:
         }
         acts_on |= {DESIRED + node: each.version.generation for node, each in region.workloads.desired.items()}
         acts_on |= {NODES + name: (each.epoch, each.cordoned) for name, each in region.fleet.fleet.nodes.items()}
+        acts_on |= {MIGRATIONS + name: str(each.stage) for name, each in region.workloads.migrations.all.items()}
         found: dict[str, object] = {}
         for key, value in store.contents().items():
             if key.startswith(DOCUMENTS):
                 found[key] = records.load(StoredDocument, value).revision
             elif key.startswith(DESIRED):
                 found[key] = records.load(DesiredSet, value).version.generation
+            elif key.startswith(MIGRATIONS):
+                found[key] = str(records.load(StoredMigration, value).migration.stage)
             elif key.startswith(NODES):
                 node = records.load(NodeRecord, value)
                 found[key] = (node.epoch, node.cordoned)

@@ -213,11 +213,12 @@ class Journal:
 
 def _facts(desired: DesiredSet | None) -> dict[str, object]:
     if desired is None:
-        return {"version": None, "assignments": (), "content": ""}
+        return {"version": None, "assignments": (), "verifying": (), "content": ""}
     version = desired.version
     return {
         "version": (version.history, version.term, version.generation),
         "assignments": tuple(asked.id for asked in desired.assignments),
+        "verifying": tuple(asked.id for asked in desired.assignments if asked.verification is not None),
         "content": short(nouns.encode(desired)),
     }
 

@@ -20,12 +20,15 @@ def story(*events: tuple[str, dict[str, Any]]) -> list[Event]:
     return [Event(float(at), kind, facts) for at, (kind, facts) in enumerate(events)]
 
 
-def saved(node: str, generation: int, *assignments: str, history: str = H, term: int = 1) -> tuple[str, dict[str, Any]]:
+def saved(
+    node: str, generation: int, *assignments: str, history: str = H, term: int = 1, verifying: tuple[str, ...] = ()
+) -> tuple[str, dict[str, Any]]:
     version = (history, term, generation)
     return "journal.saved", {
         "node": node,
         "version": version,
         "assignments": assignments,
+        "verifying": verifying,
         "content": f"{version}{assignments}",
     }
 
@@ -57,6 +60,7 @@ AUDIT = ((1, "one", "", "x"), (2, "two", "x", "y"))
 OPENED = [saved("a", 1, "r1"), saved("b", 1, "r2"), WANTED, *READY]
 ACKED = ("store.acked", {"store": "s", "revision": 1})
 
+VERIFIED = ("verified", {"node": "a", "assignment": "r1", "migration": "m-1", "passed": True})
 SOUND = {
     "an unacknowledged write may be lost": story(commit(1, k="v"), ACKED, commit(2, k="w"), recovered(1, k="v")),
     "an unacknowledged write may be kept": story(commit(1, k="v"), recovered(1, k="v")),
@@ -66,6 +70,18 @@ SOUND = {
     ),
     "a deleted workload ends": story(*OPENED, ("operator.wanted", {"workloads": ()}), STOPPED),
     "a warm replica answers": story(*OPENED, ("request.answered", {"node": "a", "assignment": "r1"})),
+    "a verified replica answers": story(
+        saved("a", 1, "r1", verifying=("r1",)),
+        *OPENED,
+        VERIFIED,
+        ("request.answered", {"node": "a", "assignment": "r1"}),
+    ),
+    "nothing is to be verified any more": story(
+        saved("a", 1, "r1", verifying=("r1",)),
+        *OPENED,
+        saved("a", 2, "r1"),
+        ("request.answered", {"node": "a", "assignment": "r1"}),
+    ),
     "the unknown may have happened": story(
         ("operator.done", {"document": "d", "content": "e1", "outcome": "ok"}),
         ("operator.done", {"document": "d", "content": "e2", "outcome": "unknown"}),
@@ -103,6 +119,15 @@ VIOLATED = {
         story(
             *OPENED[:-1],
             ("agent.sent", {"what": "status", "node": "a", "version": None, "phases": (("r1", "ready"),)}),
+        ),
+    ],
+    "Verified": [
+        story(saved("a", 1, "r1", verifying=("r1",)), *OPENED, ("request.answered", {"node": "a", "assignment": "r1"})),
+        story(
+            saved("a", 1, "r1", verifying=("r1",)),
+            *OPENED,
+            ("verified", {**VERIFIED[1], "passed": False}),
+            ("request.answered", {"node": "a", "assignment": "r1"}),
         ),
     ],
     "NoHerd": [[Event(float(index // 2), *call) for index, call in enumerate(calls(*["a", "b"] * 6))]],
