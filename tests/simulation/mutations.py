@@ -142,7 +142,7 @@ MUTATIONS = (
     Mutation(
         "quota-read-once",
         "quota read then written",
-        solve.Solver._crowded,
+        solve.Solver._taken,
         (("held = books.held", "held = self.books.held"),),
     ),
     Mutation(
