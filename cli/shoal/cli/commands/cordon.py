@@ -10,7 +10,7 @@ from shoal.cli.render.output import line
 @click.argument("node")
 @connection
 def cordon(node: str, context: str, region: str) -> None:
-    """Place nothing new on NODE; what runs there stays."""
+    """Place nothing new on NODE; what serves there stays."""
     with connected(context, region) as api:
         line(f"{api.cordon(node, cordoned=True).node.name} is cordoned")
 

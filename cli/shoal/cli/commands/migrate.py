@@ -68,8 +68,9 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
     stopped = next((one for one in moves if one.stage == "aborted"), None)
     if stopped is not None:
         raise refusal_of(stopped)
-    if watch and reply.unmoved:
-        raise refuse(Code.CONFLICT, f"{len(reply.unmoved)} replicas stay on {node}", "an empty node", "see above")
+    stay = [left for left in reply.unmoved if left.reason.code != Code.WAITING_FOR_REPLACEMENT]
+    if watch and stay:
+        raise refuse(Code.CONFLICT, f"{len(stay)} replicas stay on {node}", "an empty node", "see above")
 
 
 def follow(

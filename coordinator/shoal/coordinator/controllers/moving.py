@@ -84,6 +84,11 @@ class MovingController:
             for one in desired.assignments if desired is not None else ():
                 if one.draining or one.id in moving:
                     continue
+                if one.standby:
+                    unmoved[one.id] = Refusal(
+                        Code.WAITING_FOR_REPLACEMENT, "it goes when another node has one that stands by"
+                    )
+                    continue
                 try:
                     held = self._movable(one.workload, Aim(), one.id)
                     begun.append(self._new(one.workload, Cause.DRAIN, actor, held, Aim(), self._rule_of(one.workload)))
@@ -156,7 +161,7 @@ class MovingController:
         if not serving:
             raise refuse(
                 Code.MODEL_NOT_READY, f"no replica of {key} serves that could move", "one that is ready",
-                "one that does not serve is replaced without a move; see `shoal explain`",
+                "ask again when it is; `shoal explain` says what it waits for",
             )  # fmt: skip
         return serving[0]
 

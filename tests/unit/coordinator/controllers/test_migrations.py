@@ -11,6 +11,7 @@ from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, StoredMigration
 from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Stage
 from shoal.coordinator.core.placement.model import Aim
+from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.workload import WorkloadKey
 
@@ -221,3 +222,14 @@ async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: 
 
 def _copy(migration: Migration, name: str) -> Migration:
     return replace(migration, id=name, cleared=True)
+
+
+async def test_a_drain_names_what_is_not_ready_and_asks_again_later(world: World) -> None:
+    source, target = await two(world)
+    source.observed = tuple(replace(each, phase=Phase.LOADING) for each in source.observed)
+    await source.report()
+    drained = await world.region.moving.drain(source.name, "ops")
+    assert drained.begun == ()
+    assert [refusal.code for refusal in drained.unmoved.values()] == [Code.MODEL_NOT_READY]
+    await beat(world, source, target)
+    assert len((await world.region.moving.drain(source.name, "ops")).begun) == 1

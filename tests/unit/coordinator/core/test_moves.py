@@ -1,5 +1,7 @@
 """Live moves in a region: what placement, desired sets and routes make of them, step by step, every step checked."""
 
+from dataclasses import replace
+
 from unit.coordinator.core.region import DIGEST, GIB, SMALL, Region, device, intent, node
 
 from shoal.coordinator.core.fleet.state import Liveness
@@ -8,7 +10,7 @@ from shoal.types.assignment import Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource
 from shoal.types.units import Joules, Seconds
-from shoal.types.workload import ModelRef
+from shoal.types.workload import ModelRef, Standby
 
 
 def settled(*names: str) -> Region:
@@ -214,3 +216,18 @@ def test_a_deleted_workload_ends_its_move() -> None:
     region.run(5)
     assert region.replicas() == {}
     assert region.migrations[moving].is_over
+
+
+def test_one_that_stands_by_leaves_a_cordoned_node_when_another_stands_by() -> None:
+    region = Region(node("a"), node("b"), node("c"), flops={"a": 4e11, "b": 2e11})
+    region.intents = (intent(standby=Standby.WARM),)
+    region.run(10)
+    (spare,) = [where for where, content in region.desired.items() for one in content.assignments if one.standby]
+    region.fleet = region.fleet.put(replace(region.fleet.nodes[spare], cordoned=True))
+    held = set[int]()
+    for _ in range(60):
+        region.step()
+        held.add(sum(one.standby for content in region.desired.values() for one in content.assignments))
+    assert region.desired[spare].assignments == ()
+    assert 0 not in held, "make before break"
+    assert len(region.replicas()) == 2

@@ -54,6 +54,9 @@ def current_of(scope: Scope, intent: Intent, moving: Sequence[Move] = ()) -> Cur
     uncounted = {move.uncounted: move.why for move in (*scope.moving, *moving)}
     for node, assignment in scope.current.get(intent.key, ()):
         found = uncounted.get(assignment.id) or _judge(scope, intent, node, assignment)
+        if isinstance(found, Standing) and assignment.standby and found.option.state.cordoned:
+            # It serves nobody, and shall not be what takes over where nothing new may come.
+            found = Refusal(Code.NODE_CORDONED, f"{node} is cordoned", "a node that takes new work")
         if isinstance(found, Standing):
             (reserve if assignment.standby else standing).append(found)
         else:
