@@ -320,7 +320,8 @@ def _expire(state: State, now: Elapsed, limits: Limits) -> Step:
         case Warming() if now >= state.until:
             return _fail(state, Refusal(Code.WARMUP_FAILED, "not warm in time"), now, limits, StopWorker())
         case Verifying() if now >= state.until:
-            return _impossible(state, now)
+            why = f"not verified within {state.verification.within_s:g}s: {state.why or 'no answer yet'}"
+            return _unproven(state, Code.VERIFY_IMPOSSIBLE, why, now)
         case Verifying(again_at=again_at) if again_at is not None and now >= again_at:
             return replace(state, again_at=None), (Verify(state.verification), WakeAt(state.until))
         case Draining() if now >= state.until:
@@ -385,6 +386,9 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     again_at = Elapsed(now + wait)
                     state = replace(state, tries=state.tries + 1, why=refusal, again_at=again_at)
                     return state, (WakeAt(Elapsed(min(again_at, state.until))),)
+                case Exited(own_fault, refusal) if own_fault and refusal.code is not Code.OUT_OF_MEMORY:
+                    # on an input that is made up, perhaps: that is no crash to poison its model for
+                    return _unproven(state, Code.VERIFY_FAILED, f"it ended while it was compared: {refusal}", now)
                 case Exited():
                     after, effects = _exit(state, event, now, limits)
                     return after, (StopVerify(), *effects)
@@ -517,11 +521,10 @@ def _judge(state: Verifying, verdict: Verdict, now: Elapsed) -> Step:
     return Rejected(state.asked, record, now, refusal, state.verification), (StopWorker(),)
 
 
-def _impossible(state: Verifying, now: Elapsed) -> Step:
-    """Its time is over without a verdict."""
+def _unproven(state: Verifying, code: Code, why: str, now: Elapsed) -> Step:
+    """It is over without a comparison."""
     asked = state.verification
-    why = f"not verified within {asked.within_s:g}s: {state.why or 'no answer yet'}"
-    verdict = Verdict(asked.migration, False, Code.VERIFY_IMPOSSIBLE, why, asked.against, asked.inputs, 0)
+    verdict = Verdict(asked.migration, False, code, why, asked.against, asked.inputs, 0)
     after, effects = _judge(state, verdict, now)
     return after, (StopVerify(), *effects)
 

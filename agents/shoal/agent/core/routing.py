@@ -6,7 +6,7 @@ each request; it asks `admit` once, then `choose` and `judge` until the request 
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -147,6 +147,21 @@ def candidates(
     if any(_takes(health.get(endpoint.assignment, WELL), now) for endpoint in at_work):
         return at_work
     return (*at_work, *_in_state(EndpointState.STANDBY, route, here))
+
+
+def arrived(listed: Iterable[Endpoint], workers: Collection[str]) -> tuple[Endpoint, ...]:
+    """Where a request goes that another front of the region sent to this node: to the workers that this node's own
+    table lists, by its weights, so that a move between two devices of a node is shared as it says. Where the table
+    lists none that takes requests, the sender's is newer: then to any.
+
+    listed: the workload's endpoints here. workers: assignments of its workers that take requests."""
+    by_name = {endpoint.assignment: endpoint for endpoint in listed if endpoint.kind is EndpointKind.LOCAL}
+    open_here = (EndpointState.READY, EndpointState.STANDBY)
+    known = [by_name[name] for name in workers if name in by_name]
+    usable = tuple(each for each in known if each.state in open_here and each.weight > 0)
+    return usable or tuple(
+        Endpoint(name, "", EndpointKind.LOCAL, "", 1.0, EndpointState.READY) for name in workers
+    )  # fmt: skip
 
 
 def choose(

@@ -30,7 +30,7 @@ from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.route import Endpoint, EndpointKind, Route
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
@@ -502,11 +502,11 @@ def _late() -> ShoalError:
 
 def _forwarded(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
     """To this node's workers, and to other regions. What this one runs for another goes to no third."""
-    listed = {endpoint.assignment: endpoint.state for route in routes for endpoint in route.endpoints}
+    listed = {route.workload: route.endpoints for route in routes}
     found: defaultdict[WorkloadKey, list[Endpoint]] = defaultdict(list)
-    for worker in workers:
-        state = EndpointState.STANDBY if listed.get(worker.assignment) is EndpointState.STANDBY else EndpointState.READY
-        found[worker.workload].append(Endpoint(worker.assignment, "", EndpointKind.LOCAL, "", 1.0, state))
+    for key in {worker.workload for worker in workers}:
+        own = [worker.assignment for worker in workers if worker.workload == key]
+        found[key] += routing.arrived(listed.get(key, ()), own)
     for route in routes:
         if route.workload.tenant != GUESTS:
             found[route.workload] += [endpoint for endpoint in route.endpoints if endpoint.region]

@@ -21,7 +21,11 @@ _MOST: Final = float(np.finfo(np.float64).max)
 
 
 def compare(expected: Mapping[str, Array], got: Mapping[str, Array], tolerances: Sequence[Tolerance]) -> Compared:
-    """A tolerance that names an output counts there instead of those that name none."""
+    """A tolerance that names an output counts there instead of those that name none. A tolerance for an output that
+    there is not, or an output of numbers without any, is a fault: what nobody judges has not passed."""
+    missing = [each.output for each in tolerances if each.output and each.output not in expected]
+    if missing:
+        return Compared((), f"a tolerance for {missing[0]!r:.80}, outputs are {', '.join(sorted(expected))!s:.200}", 0)
     if expected.keys() != got.keys():
         return Compared(
             (), f"outputs {', '.join(sorted(got))!s:.200}, expected {', '.join(sorted(expected))!s:.200}", 0
@@ -31,13 +35,16 @@ def compare(expected: Mapping[str, Array], got: Mapping[str, Array], tolerances:
     for name, wanted in expected.items():
         found = got[name]
         own = tuple(each for each in tolerances if each.output == name)
+        own_or_general = own or tuple(each for each in tolerances if not each.output)
         why = _unlike(wanted, found) or ("" if _judged_by_metric(wanted, own) else _unequal(wanted, found))
         if why:
             fault = fault or f"{name}: {why}"
+        elif _judged_by_metric(wanted, own) and not own_or_general:
+            fault = fault or f"{name}: no tolerance says how far it may be"
         elif _judged_by_metric(wanted, own):
             a, b = _numbers(wanted), _numbers(found)
             elements += int(np.isfinite(a).sum())
-            drifts += [_drift(name, each, a, b) for each in own or (each for each in tolerances if not each.output)]
+            drifts += [_drift(name, each, a, b) for each in own_or_general]
         else:
             elements += wanted.size
     return Compared(tuple(drifts), fault, elements)

@@ -334,11 +334,19 @@ def test_another_verification_meanwhile_takes_the_place_of_the_first() -> None:
     assert step(state, Judged(PASSED), at(11), LIMITS) == (state, ()), "that was the first one's"
 
 
-def test_a_crash_while_it_is_verified_counts_as_any() -> None:
+def test_a_crash_while_it_is_verified_is_a_verdict_and_poisons_no_model() -> None:
     state, effects = step(VERIFYING, CRASH, at(10), LIMITS)
-    assert isinstance(state, Failed)
-    assert state.record.crashes == 1
+    assert isinstance(state, Rejected)
+    assert state.record.crashes == 0
     assert effects[0] == StopVerify()
+    assert state.refusal.code is Code.VERIFY_FAILED
+    assert "SIGSEGV" in state.refusal.found
+
+
+def test_a_kill_from_outside_while_it_is_verified_loads_it_again() -> None:
+    state, effects = step(VERIFYING, KILL, at(10), LIMITS)
+    assert isinstance(state, Fetching)
+    assert effects[:2] == (StopVerify(), Fetch())
 
 
 events = st.one_of(

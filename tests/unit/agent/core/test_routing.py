@@ -36,6 +36,24 @@ def picked(found: Endpoint | Refusal) -> str:
     return found.assignment
 
 
+def test_what_was_forwarded_here_keeps_to_this_nodes_own_table() -> None:
+    def here(name: str, weight: float = 1.0, state: EndpointState = EndpointState.READY) -> Endpoint:
+        return endpoint(name, weight, state, EndpointKind.LOCAL)
+
+    old, new, peers = here("old", 0.75), here("new", 0.25), endpoint("peers")
+    assert routing.arrived((old, new, peers), ("old", "new")) == (old, new)
+    assert routing.arrived((old, peers), ("old", "new")) == (old,), "ready, and not to take requests yet"
+    assert routing.arrived((old, here("new", 0.0)), ("old", "new")) == (old,)
+    assert routing.arrived((old, new), ("new",)) == (new,), "the other has no worker any more"
+    standby = here("by", state=EndpointState.STANDBY)
+    assert routing.arrived((standby,), ("by",)) == (standby,)
+    for listed in ((), (peers,), (here("new", 0.0),), (here("new", 1.0, EndpointState.DRAINING),)):
+        (found,) = routing.arrived(listed, ("new",))
+        assert (found.assignment, found.weight, found.state) == ("new", 1.0, EndpointState.READY), (
+            "the sender knows more"
+        )
+
+
 HEALTH = st.builds(
     Health,
     outstanding=st.integers(0, 5),

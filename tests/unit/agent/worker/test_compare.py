@@ -106,6 +106,17 @@ def test_an_output_that_is_named_is_judged_by_its_own_tolerances_alone() -> None
     assert compare(wanted, found, TIGHT).fault == "n: 1 of 2 values differ"
 
 
+def test_what_no_tolerance_judges_has_not_passed() -> None:
+    outputs = {"boxes": np.array([1.0]), "scores": np.array([1.0])}
+    other = {"boxes": np.array([1.0]), "scores": np.array([-1000.0])}
+    boxes = Tolerance("boxes", Metric.MAX_ABS, 0.1)
+    assert compare(outputs, other, (boxes,)).fault == "scores: no tolerance says how far it may be"
+    assert "a tolerance for 'bxes'" in compare(outputs, outputs, (Tolerance("bxes", Metric.MAX_ABS, 0.1), *TIGHT)).fault
+    assert not compare(outputs, other, (boxes, *TIGHT)).drifts[1].passed
+    whole = {"ids": np.array([1, 2])}
+    assert compare(whole, whole, ()).fault == "", "what must be equal needs none"
+
+
 def test_top_k_counts_places_and_takes_ties_either_way() -> None:
     rows = np.array([[9.0, 8.0, 1.0, 0.0], [9.0, 8.0, 1.0, 0.0]])
     other = np.array([[8.0, 9.0, 1.0, 0.0], [0.0, 1.0, 8.0, 9.0]])
