@@ -148,7 +148,7 @@ def measure_bids(folder: Path, nodes: int, count: int) -> Bids:
         regions = stack.enter_context(federated(folder, SELLER))
         regions.join(SELLER)
         workloads = nodes // 2
-        stack.enter_context(_manned(regions, SELLER, nodes))
+        stack.enter_context(_manned(regions, {SELLER: nodes}))
         _apply(regions, SELLER, _trade(SELLER, "buyer-*"), *(_workload(f"own-{n}", "") for n in range(workloads)))
         wait_until(lambda: _serving(regions, SELLER) == workloads, PATIENCE_S, "its own workloads", every_s=0.5)
         members = [_Member.join(folder, regions, f"buyer-{n}") for n in range(BUYERS)]
@@ -168,7 +168,8 @@ async def _bids(
     workloads: int,
     count: int,
 ) -> Bids:
-    stubs = {each.name: federation_pb2_grpc.PeerStub(each.dial(address, seller)) for each in members}
+    channels = {each.name: each.dial(address, seller) for each in members}
+    stubs = {name: federation_pb2_grpc.PeerStub(channel) for name, channel in channels.items()}
     buyers, strangers = cycle(members[:BUYERS]), cycle(members[BUYERS:])
     numbers = iter(range(10**9))
 
@@ -210,6 +211,7 @@ async def _bids(
                 await call()
 
         figures[f"{name}_per_s"] = count / await _timed(lambda: asyncio.gather(*(worker() for _ in range(AT_ONCE))))
+    await asyncio.gather(*(channel.close() for channel in channels.values()))
     return Bids(nodes, workloads, **figures)
 
 
@@ -280,10 +282,8 @@ def measure_trades(folder: Path, count: int, seconds: float) -> Trades:
     names = (HOME, *(f"r-{number:02}" for number in range(1, count)))
     with ExitStack() as stack:
         regions = stack.enter_context(federated(folder, *names))
-        manned = [_manned(regions, name, 0 if name == HOME else 1) for name in names]
+        stack.enter_context(_manned(regions, {name: int(name != HOME) for name in names}))
         with ThreadPoolExecutor(8) as together:
-            for each, _ in zip(manned, together.map(lambda each: each.__enter__(), manned), strict=True):
-                stack.push(each)
             list(together.map(lambda name: _apply(regions, name, _trade(name, HOME)), names))
             list(together.map(regions.join, names))
         regions.wait_for_everybody(PATIENCE_S)
@@ -346,11 +346,12 @@ def _agreed(api: Region, name: str) -> list[str]:
 
 async def _alone(member: _Member, regions: Federated, name: str) -> float:
     """The median of signed solicitations that are declined at once: that region does not work for this one."""
-    stub = federation_pb2_grpc.PeerStub(member.dial(_address(regions, name), regions.regions[name]))
     profile, took = _profile(regions, HOME), list[float]()
-    for number in range(50):
-        asked = _solicitation(member.name, f"alone-{number}", profile, indicative=True)
-        took.append(await _timed(partial(stub.Bid, member.signer.say(asked, said.ANYONE), timeout=CALL_S)))
+    async with member.dial(_address(regions, name), regions.regions[name]) as channel:
+        stub = federation_pb2_grpc.PeerStub(channel)
+        for number in range(50):
+            asked = _solicitation(member.name, f"alone-{number}", profile, indicative=True)
+            took.append(await _timed(partial(stub.Bid, member.signer.say(asked, said.ANYONE), timeout=CALL_S)))
     return statistics.median(took)
 
 
@@ -398,21 +399,27 @@ class _Bytes:
 
 
 @contextmanager
-def _manned(regions: Federated, name: str, agents: int) -> Iterator[None]:
-    """With a gateway, so many agents, and the model."""
-    process = regions.regions[name]
-    ends = list[End]()
-    for number in range(agents + 1):
-        role, member = (Role.GATEWAY, "gateway") if number == 0 else (Role.AGENT, f"agent-{number:04}")
-        folder = process.folder / member
-        process.certificate(role, member, valid_s=VALID_S).write(folder)
-        ends.append(End(folder, name, member, process.link, role, flops=1e11 + 1e9 * number))
-    model = process.folder / "relu.onnx"
-    model.write_bytes(relu().SerializeToString())
-    with _region(regions, name) as api, Ends(ends).live() as alive:
-        api.push(model, "relu")
-        wait_until(alive.connected, PATIENCE_S, f"the nodes of {name}")
+def _manned(regions: Federated, agents: Mapping[str, int]) -> Iterator[None]:
+    """By region: each has a gateway, so many agents, and the model."""
+    ends = [end for name, count in agents.items() for end in _ends(regions.regions[name], count)]
+    with Ends(ends).live() as alive, ThreadPoolExecutor(8) as together:
+        list(together.map(lambda name: _push(regions, name), agents))
+        wait_until(alive.connected, PATIENCE_S, "the nodes to be connected", every_s=0.2)
         yield
+
+
+def _ends(process: Coordinator, agents: int) -> Iterator[End]:
+    for number in range(agents + 1):
+        role, name = (Role.GATEWAY, "gateway") if number == 0 else (Role.AGENT, f"agent-{number:04}")
+        process.certificate(role, name, valid_s=VALID_S).write(process.folder / name)
+        yield End(process.folder / name, process.region, name, process.link, role, flops=1e11 + 1e9 * number)
+
+
+def _push(regions: Federated, name: str) -> None:
+    model = regions.regions[name].folder / "relu.onnx"
+    model.write_bytes(relu().SerializeToString())
+    with _region(regions, name) as api:
+        api.push(model, "relu")
 
 
 @contextmanager
