@@ -211,7 +211,7 @@ async def _bids(
                 await call()
 
         figures[f"{name}_per_s"] = count / await _timed(lambda: asyncio.gather(*(worker() for _ in range(AT_ONCE))))
-    await asyncio.gather(*(channel.close() for channel in channels.values()))
+    await asyncio.gather(*(channel.close(None) for channel in channels.values()))
     return Bids(nodes, workloads, **figures)
 
 
