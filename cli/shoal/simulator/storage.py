@@ -175,6 +175,8 @@ class Journal:
     async def load(self) -> DesiredSet | None:
         self._process.gate("load journal")
         content = self._read("desired")
+        if content is not None:
+            await self._disk.flush_names(self._process)
         desired = None if content is None else nouns.decode(DesiredSet, content)
         self._world.record("journal.loaded", node=self._node, **_facts(desired))
         return desired

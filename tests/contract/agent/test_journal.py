@@ -96,6 +96,32 @@ def _remove(where: Path) -> None:
     where.rmdir()
 
 
+async def test_f14_what_a_new_process_loaded_is_there_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before was killed between the rename and the flush of the folder."""
+    folder = tmp_path / "journal"
+    platter = Platter(folder, monkeypatch)
+    kept = journal(folder)
+    first, second = sets(2)
+    await kept.save(first)
+    flushed = platter.count
+    await kept.save(second)
+    late = range(flushed, platter.count)
+    platter.operations = [
+        ("nothing",) if number in late and each == ("flush folder",) else each
+        for number, each in enumerate(platter.operations)
+    ]
+    assert ("nothing",) in platter.operations
+    assert await journal(folder).load() == second
+    monkeypatch.undo()
+    for cut in range(20):
+        where = tmp_path / f"cut-{cut}"
+        where.mkdir()
+        platter.after_cut(platter.count, random.Random(cut), where)
+        assert await journal(where).load() == second
+
+
 async def test_f14_the_test_sees_a_journal_that_does_not_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same cuts over the same saves with the flushes of the file taken out: they must be noticed."""
     folder = tmp_path / "journal"

@@ -5,6 +5,7 @@ rename, flush of the directory) while the newer stands, so that there is always 
 set aside, never deleted.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -36,9 +37,16 @@ class Slots:
         self._set_aside = set_aside
 
     def load(self) -> bytes | None:
-        """The newest verified content; None where there never was any, or none verifies."""
+        """The newest verified content; None where there never was any, or none verifies.
+
+        On disk when it returns: who wrote it may have been killed before its name was flushed, and what was acted on
+        must not be older after a power cut. A disk that refuses even that is read all the same."""
         newest = self._newest()
-        return newest.content if newest else None
+        if newest is None:
+            return None
+        with contextlib.suppress(OSError):
+            flush_folder(self._folder)
+        return newest.content
 
     def save(self, content: bytes) -> None:
         """On disk when it returns; the last content stands when it raises OSError."""

@@ -5,6 +5,7 @@ itself counts at once.
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -28,6 +29,7 @@ from shoal.coordinator.ports import (
     Compacted,
     Heard,
     Meter,
+    StaleRevision,
     Store,
     Transaction,
 )
@@ -54,6 +56,7 @@ SOLICITED_BURST: Final = 500.0
 SOLICITED_PER_S: Final = 100.0
 """Of one region of full standing; one whose solicitations come to nothing spends more on each."""
 RETRY_S: Final = Seconds(1.0)
+TRIES: Final = 5
 NOTHING_MORE: Final = Transaction()
 
 
@@ -187,40 +190,58 @@ class FederationController:
         return tuple(answer for answer in answers if answer is not None)
 
     async def reported(self, heard: Heard[ReportContent]) -> int:
-        """The first ledger entry that is lacking. Raises ShoalError(LEDGER_BROKEN | REGION_UNKNOWN)."""
+        """The first ledger entry that is lacking.
+
+        Raises ShoalError(LEDGER_BROKEN | REGION_UNKNOWN | CONFLICT): told to two replicas at once."""
         self._member(heard.by)
-        puts, old, deliveries = dict[str, bytes](), list[str](), dict[str, tuple[Delivered, ...]]()
-        for each in heard.what.delivered:
-            if each.region == heard.by:
+        for _ in range(TRIES):
+            with suppress(StaleRevision):  # another replica took in something of it meanwhile
+                return await self._reported(heard.by, heard.what)
+        raise refuse(Code.CONFLICT, f"reports of {heard.by} overtake each other", "one at a time", "it is told again")
+
+    async def _reported(self, by: str, report: ReportContent) -> int:
+        """As the store has it, which may be newer than what this replica knows."""
+        held = _Held(self._store)
+        puts, old = dict[str, bytes](), list[str]()
+        deliveries = dict[str, tuple[Delivered, ...]]()
+        for each in report.delivered:
+            if each.region == by:
                 continue  # nobody is his own judge
-            known = deliveries.get(each.region) or self._book.delivered_to(heard.by, each.region)
+            key = f"{DELIVERED}{by}/{each.region}"
+            known = deliveries.get(each.region)
+            if known is None:
+                stored = await held.read(Deliveries, key)
+                known = stored.delivered if stored is not None else ()
             deliveries[each.region] = merged(known, (each,))
-        for region, delivered in deliveries.items():
-            puts[f"{DELIVERED}{heard.by}/{region}"] = records.dump(Deliveries(delivered))
-        last, fresh = await self._last_copy(heard.by), list[LedgerEntry]()
-        for entry in heard.what.entries:
+            puts[key] = records.dump(Deliveries(deliveries[each.region]))
+        last, fresh = await held.read(LedgerEntry, COPIED + by), list[LedgerEntry]()
+        for entry in report.entries:
             if last is not None and entry.sequence <= last.sequence:
                 continue
             if last is not None and (entry.sequence, entry.previous) != (last.sequence + 1, digest(last)):
                 if entry.sequence == last.sequence + 1:
-                    raise self._broken(heard.by, entry)
+                    raise self._broken(by, entry)
                 break  # a gap: it is asked for
-            puts[_copy(heard.by, entry.sequence)] = puts[COPIED + heard.by] = records.dump(entry)
+            puts[_copy(by, entry.sequence)] = puts[COPIED + by] = records.dump(entry)
             if entry.sequence > self._kept:
-                gone = _copy(heard.by, entry.sequence - self._kept)
+                gone = _copy(by, entry.sequence - self._kept)
                 puts.pop(gone, None)
                 old.append(gone)
             fresh.append(entry)
             last = entry
-        known_askers = self._book.askers.get(heard.by, Askers())
-        askers = standing.read(known_askers, fresh, self._clock.wall())
+        members = self._book.members
+        known_askers = await held.read(Askers, ASKERS + by) or Askers()
+        askers = standing.read(
+            known_askers, (each for each in fresh if each.counterpart in members), self._clock.wall()
+        )
+        askers = replace(askers, standings={name: each for name, each in askers.standings.items() if name in members})
         if askers != known_askers:
-            puts[ASKERS + heard.by] = records.dump(askers)
+            puts[ASKERS + by] = records.dump(askers)
         if puts:
-            await self._store.commit(Transaction(puts, deletes=tuple(old)))
+            await self._store.commit(Transaction(puts, deletes=tuple(old), expect=held.revisions))
             for region, delivered in deliveries.items():
-                self._book = self._book.with_delivered(heard.by, region, delivered)
-            self._book = self._book.with_askers(heard.by, askers)
+                self._book = self._book.with_delivered(by, region, delivered)
+            self._book = self._book.with_askers(by, askers)
         return last.sequence + 1 if last is not None else 1
 
     async def copies(self, region: str, limit: int) -> tuple[LedgerEntry, ...]:
@@ -310,6 +331,19 @@ class FederationController:
 
 
 T = TypeVar("T")
+
+
+class _Held:
+    """What the store has now. revisions: of all that was read, 0 where there was nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.revisions: dict[str, int] = {}
+
+    async def read(self, kind: type[T], key: str) -> T | None:
+        found = await self._store.read(key)
+        self.revisions[key] = found.revision if found is not None else 0
+        return records.load(kind, found.value) if found is not None else None
 
 
 def _own(heard: Heard[T], region: str) -> T:

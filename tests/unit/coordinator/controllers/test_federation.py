@@ -13,7 +13,7 @@ from unit.coordinator.core.negotiation.trades import offer, solicitation
 from harness.region import ManualClock
 from harness.wait import until
 from shoal.coordinator.controllers.events import EventLog
-from shoal.coordinator.controllers.federation import COPIES, COPIES_KEPT, SOLICITED_BURST, FederationController
+from shoal.coordinator.controllers.federation import ASKERS, COPIES, COPIES_KEPT, SOLICITED_BURST, FederationController
 from shoal.coordinator.controllers.region import NoMeter
 from shoal.coordinator.ports import Heard, StaleRevision, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
@@ -240,6 +240,8 @@ async def test_a28_who_has_others_hold_for_nothing_is_asked_for_less(world: Worl
         )
         previous = digest(entries[-1])
     await federation.reported(heard("eu", ReportContent((), tuple(entries))))
+    assert {each.standing for each in federation.directory().members} == {1.0}, "one that lies ruins nobody alone"
+    await federation.reported(heard("ap", ReportContent((), tuple(entries))))
     standing = {each.region: round(each.standing, 2) for each in federation.directory().members}
     assert standing.pop("us") < 0.3
     assert set(standing.values()) == {1.0}
@@ -253,6 +255,47 @@ async def test_a28_who_has_others_hold_for_nothing_is_asked_for_less(world: Worl
     assert refusal.code is Code.OVERLOADED
     assert "standing" in refusal.asked
     assert await _flooded(federation, "eu") is None
+
+
+async def test_a28_who_is_no_member_takes_no_room_among_those_who_ask(world: World) -> None:
+    federation = await joined(world, "eu")
+    entries, previous = list[LedgerEntry](), ""
+    for number in range(1, 41):
+        entries.append(
+            LedgerEntry(
+                number,
+                world.clock.wall(),
+                "expired",
+                f"b-{number}",
+                f"made-up-{number}",
+                "t/w",
+                Code.HOLD_EXPIRED,
+                "",
+                "",
+                previous,
+            )
+        )
+        previous = digest(entries[-1])
+    assert await federation.reported(heard("eu", ReportContent((), tuple(entries)))) == 41
+    assert await world.store.read(f"{ASKERS}eu") is None
+
+
+async def test_reports_to_two_replicas_that_know_different_things_lose_nothing(world: World) -> None:
+    """The second has not heard yet what the first took in."""
+    first = await joined(world, "eu", "us")
+    second = await world.replica()
+    entries, previous = list[LedgerEntry](), ""
+    for number in range(1, 4):
+        entries.append(
+            LedgerEntry(number, world.clock.wall(), "offered", f"b-{number}", "us", "t/w", "", "", "", previous)
+        )
+        previous = digest(entries[-1])
+    early, late = (Delivered("us", name, Seconds(0.1), Seconds(0.05), 100, False) for name in ("a-1", "a-2"))
+    assert await first.reported(heard("eu", ReportContent((early,), tuple(entries)))) == 4
+    assert await second.reported(heard("eu", ReportContent((late,), tuple(entries[:1])))) == 4
+    third = await world.replica()
+    assert {each.agreement for each in third._book.delivered_to("eu", "us")} == {"a-1", "a-2"}
+    assert [each.sequence for each in await third.copies("eu", 10)] == [1, 2, 3]
 
 
 async def _flooded(federation: FederationController, origin: str) -> Refusal | None:

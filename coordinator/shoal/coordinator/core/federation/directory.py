@@ -20,6 +20,8 @@ from shoal.types.units import Elapsed, Wall
 
 RECORDS_KEPT: Final = 64
 """Of what one region delivered to another: the newest agreements."""
+WITNESSES: Final = 3
+"""So many delegates' words make an asker's standing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,12 @@ class Book:
 
 
 def listed(book: Book, federation: str, now: Elapsed, wall: Wall) -> Directory:
-    asked = standings(book, wall)
     members = tuple(
         replace(
             member,
             advertisement=_current(book, region, now),
             trust=book.trust.get(region, 1.0),
-            standing=asked.get(region, 1.0),
+            standing=standing_of(book, region, wall),
         )
         for region, member in sorted(book.members.items())
     )
@@ -97,25 +98,21 @@ def merged(known: Iterable[Delivered], told: Iterable[Delivered]) -> tuple[Deliv
 
 
 def trusted(region: str, seen: Mapping[str, tuple[Delivered, ...]]) -> float:
-    """1: as promised; less below. The median of what each origin saw, so that one that lies ruins nobody alone.
+    """1: as promised; less below. The median of what each origin saw.
 
     seen: by origin, what `region` delivered to it."""
     return median(reputation.of(records).get(region, 1.0) for records in seen.values()) if seen else 1.0
 
 
-def standings(book: Book, wall: Wall) -> Mapping[str, float]:
-    """By region for which others held something. 1: that came to something; less below. The median of those who held,
-    as with trust."""
-    seen = dict[str, list[float]]()
-    for delegate, askers in book.askers.items():
-        for region, each in askers.standings.items():
-            if region != delegate:
-                seen.setdefault(region, []).append(standing.value(each, wall))
-    return {region: median(values) for region, values in seen.items()}
-
-
 def standing_of(book: Book, region: str, wall: Wall) -> float:
-    return standings(book, wall).get(region, 1.0)
+    """1: what others held for it came to something, or nobody held anything; less below. The median of those who held;
+    while they are fewer than `WITNESSES`, the others are taken to find no fault: one that lies ruins nobody alone."""
+    said = [
+        standing.value(askers.standings[region], wall)
+        for delegate, askers in book.askers.items()
+        if delegate != region and region in askers.standings
+    ]
+    return median([*said, *[1.0] * (WITNESSES - len(said))])
 
 
 def _current(book: Book, region: str, now: Elapsed) -> Advertisement | None:
