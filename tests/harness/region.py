@@ -11,7 +11,7 @@ from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.link import Hello, Receipts, ToAgent, Welcome
-from shoal.types.migration import Verdict, Verification
+from shoal.types.migration import Against, Verdict, Verification
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
@@ -241,7 +241,7 @@ class Agent:
 
     def _verdict(self, asked: Verification | None) -> Verdict | None:
         """A new replica answers as the old one does, unless it is `wrong`."""
-        if asked is None:
+        if asked is None or asked.against is Against.NONE:
             return None
         code = Code.VERIFY_FAILED if self.wrong else None
         return Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)

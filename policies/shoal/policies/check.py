@@ -16,6 +16,7 @@ from shoal.policies.kinds import Bound, Kind, Migration, Policy, Precision, Regi
 from shoal.policies.parse import Mapping, Node, Position, Scalar, Sequence, key_of, place_of
 from shoal.policies.quantities import shown
 from shoal.types.codes import Code, Refusal
+from shoal.types.migration import DRAIN_S
 
 Found = tuple[Position, Refusal]
 Path = tuple[int | str, ...]
@@ -397,10 +398,6 @@ def _bound(bound: Bound, path: Path) -> Rule:
         yield (*path, right), _unreachable(f"{bound.metric} {value:g}", most, "nothing can meet it, or everything")
 
 
-DRAIN_MOST_S: Final = 30.0
-"""What a node itself allows a replica that drains."""
-
-
 def _migration(migration: Migration) -> Rule:
     path: Path = ("spec", "migration")
     if migration.shift is not None:
@@ -415,9 +412,9 @@ def _migration(migration: Migration) -> Rule:
             yield (*path, "shift", "guard", "errors"), _no_effect(found, "less than 100%", "lower it, or remove it")
         if guard is not None and guard.p95 == 0:
             yield (*path, "shift", "guard", "p95"), _unreachable("p95 of 0x", "more than zero", "raise it")
-    if migration.drain is not None and migration.drain > DRAIN_MOST_S:
+    if migration.drain is not None and migration.drain > DRAIN_S:
         found = f"drain {shown(migration, 'drain')}"
-        yield (*path, "drain"), _unreachable(found, f"at most {DRAIN_MOST_S:.0f}s", "a node waits no longer: lower it")
+        yield (*path, "drain"), _unreachable(found, f"at most {DRAIN_S:.0f}s", "a node waits no longer: lower it")
 
 
 _ONE_NODE = re.compile(r"""\bnode\.name\s*==\s*["'][^"']*["']|["'][^"']*["']\s*==\s*node\.name\b""")

@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from shoal.types.codes import Code
 from shoal.types.units import Bytes, Seconds
+
+DRAIN_S: Final = Seconds(30.0)
+"""What a replica that goes has to finish in, where nothing says otherwise; and the most that a node allows it."""
 
 
 class Against(StrEnum):
@@ -67,7 +71,7 @@ class MigrationRule:
     hold_s: Seconds = Seconds(2.0)
     guard_errors: float = 0.01
     guard_p95: float = 3.0
-    drain_s: Seconds = Seconds(30.0)
+    drain_s: Seconds = DRAIN_S
     max_concurrent: int = 1
     gain: float = 0.1
     cooldown_s: Seconds = Seconds(300.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Against, Verdict, Verification
+from shoal.types.migration import DRAIN_S, Against, Verdict, Verification
 from shoal.types.profile import TensorSpec
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -24,7 +24,7 @@ class Limits:
     load_s: float = 120.0
     load_bytes: float = 10e6
     warm_s: float = 300.0
-    drain_s: float = 30.0
+    drain_s: float = DRAIN_S
     drain_grace_s: float = 0.5
     """A draining replica stays at least this long: peers may hold the routes of a moment ago."""
     retry_base_s: float = 0.5

@@ -91,8 +91,8 @@ def _forbids(migration: Migration) -> bool:
 
 def _due(migration: Migration) -> tuple[Elapsed, ...]:
     match migration.state:
-        case Shifting(since=since, until=until):
-            return Elapsed(since + migration.rule.hold_s), until
+        case Shifting(due=due, until=until):
+            return due, until
         case Planned(until=until) | Preparing(until=until) | Draining(until=until) | RollingBack(until=until):
             return (until,)
         case Aborted(at=at):
@@ -103,7 +103,9 @@ def _due(migration: Migration) -> tuple[Elapsed, ...]:
 
 def _moved(state: State, by: float) -> State:
     match state:
-        case Planned() | Preparing() | Shifting() | Draining() | RollingBack():
+        case Shifting(since=since, due=due, until=until):
+            return replace(state, since=Elapsed(since + by), due=Elapsed(due + by), until=Elapsed(until + by))
+        case Planned() | Preparing() | Draining() | RollingBack():
             return replace(state, since=Elapsed(state.since + by), until=Elapsed(state.until + by))
         case Aborted():
             return replace(state, at=Elapsed(state.at + by))

@@ -13,6 +13,7 @@ from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, St
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("default", "reader")
@@ -206,6 +207,21 @@ async def test_where_it_is_and_what_moves_already_are_refused(world: World) -> N
     with pytest.raises(ShoalError) as unknown:
         world.region.moving.one("m-none")
     assert unknown.value.code is Code.MIGRATION_UNKNOWN
+
+
+async def test_the_controller_wakes_when_a_step_of_shifting_is_due(world: World) -> None:
+    source, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    while world.region.moving.one(begun.id).stage is not Stage.SHIFTING:
+        await beat(world, source, target)
+    book, moving = world.region.workloads.migrations, world.region.moving.one(begun.id)
+    # Shorter than what routes take to reach every front: that counts then.
+    book.all[begun.id] = replace(moving, rule=replace(moving.rule, hold_s=Seconds(0.6)))
+    wait = book.next_deadline(world.clock.now())
+    assert wait is not None
+    world.clock.advance(wait)
+    await world.step()
+    assert len(world.region.moving.one(begun.id).readings) == 1
 
 
 async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: World) -> None:

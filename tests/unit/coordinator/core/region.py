@@ -17,7 +17,7 @@ from shoal.coordinator.core.workloads.model import Content, Decision, Delegated,
 from shoal.types.assignment import Assignment, Measured, Observed, PeerTrust, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
-from shoal.types.migration import MigrationRule, Verdict
+from shoal.types.migration import Against, MigrationRule, Verdict
 from shoal.types.profile import ModelProfile, OperatorCost
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Elapsed, Joules, PerSecond, Seconds, UsdPerHour, Wall, Watts
@@ -305,7 +305,7 @@ class Agent:
                 restarts=self.restarts[each.id],
             )
         asked = each.verification
-        if asked is None or each.id in self.verified:
+        if asked is None or asked.against is Against.NONE or each.id in self.verified:
             verdict = self.verified.get(each.id)
             return observed(each, Phase.READY, measured=warm(), verdict=verdict, served=self.served)
         if now - self.since[each.id] < self.load_s + self.verify_s:
@@ -339,6 +339,7 @@ class Region:
         self.replacing = False
         self.now = 0.0
         self.events: list[Happened] = []
+        self.told: list[Mapping[str, Content]] = []
         self.decision: Decision | None = None
 
     def run(self, seconds: float, *, tick: float = 0.5) -> Decision:
@@ -367,6 +368,7 @@ class Region:
             self.decision, self.desired, self.memory = decision, decision.desired, decision.memory
             self.events += decision.events
             self.migrations |= advanced.changed
+            self._send()
             if not advanced.changed:
                 break
         again = advance(self.world(), self.migrations, now, wall)
@@ -381,10 +383,14 @@ class Region:
             )
         )  # fmt: skip
         assert violations == ()
+        return decision
+
+    def _send(self) -> None:
+        """Everything that was sent is kept: a coordinator may end after any of it."""
+        self.told.append(self.desired)
         for name, agent in self.agents.items():
             if agent.up and agent.heard:
                 agent.content = self.desired.get(name, Content())
-        return decision
 
     def world(self) -> World:
         return World(

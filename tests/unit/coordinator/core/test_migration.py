@@ -251,6 +251,26 @@ def test_a_source_that_is_lost_sends_a_verified_target_on_and_gives_up_another()
     assert move_of(given_up) is None
 
 
+def test_a_source_that_is_only_silent_is_no_reason_to_serve_unverified() -> None:
+    young, _ = placed(begun(), TARGET, at(1), WALL)
+    code = Code.VERIFY_IMPOSSIBLE
+    unjudged = observed(Phase.FAILED, code=code, verdict=replace(verdict(passed=False), code=code))
+    back, _ = step(young, Seen(replace(sight(observed()), seen=False), sight(unjudged)), at(2), WALL)
+    assert isinstance(back.state, RollingBack)
+    assert back.state.refusal.code is code
+    move = move_of(back)
+    assert move is not None
+    assert move.leaves == TARGET.assignment
+
+
+def test_more_samples_have_more_time() -> None:
+    young, _ = placed(begun(samples=4096), TARGET, at(1), WALL)
+    verifying, _ = step(young, scene(observed(Phase.VERIFYING)), at(2), WALL)
+    assert verifying.stage is Stage.VERIFYING
+    still, _ = step(verifying, scene(observed(Phase.VERIFYING)), at(4000), WALL)
+    assert still.stage is Stage.VERIFYING
+
+
 def test_what_drains_cannot_be_cancelled() -> None:
     draining, _ = step(shifting(), Seen(sight(None, lost=True), sight(READY)), at(3), WALL)
     with pytest.raises(ShoalError) as refused:

@@ -5,10 +5,13 @@ from dataclasses import replace
 from unit.coordinator.core.region import DIGEST, GIB, SMALL, Region, device, intent, node
 
 from shoal.coordinator.core.fleet.state import Liveness
+from shoal.coordinator.core.migration.machine import LIMITS
 from shoal.coordinator.core.migration.model import Aborted, Cause, Stage
+from shoal.coordinator.core.migration.tolerance import default
 from shoal.types.assignment import Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource
+from shoal.types.migration import Against, Metric, Tolerance
 from shoal.types.units import Joules, Seconds
 from shoal.types.workload import ModelRef, Standby
 
@@ -72,6 +75,52 @@ def test_both_replicas_are_told_what_to_ask_and_whom_to_answer() -> None:
     assert asked.tolerances
     assert [(each.migration, each.node) for each in source.verifiers] == [(moving, "b")]
     assert source.verification is None
+
+
+def test_outputs_that_the_policy_does_not_name_are_compared_too() -> None:
+    region = settled("a", "b")
+    boxes = Tolerance("boxes", Metric.MAX_ABS, 0.5)
+    region.migrate("b", tolerances=(boxes,), samples=108)
+    region.step()
+    asked = region.desired["b"].assignments[0].verification
+    assert asked is not None
+    assert asked.tolerances == (boxes, *default("fp32", "fp32"))
+    assert asked.within_s == LIMITS.verify_s + 100 * LIMITS.sample_s
+
+
+def test_what_does_not_have_to_be_compared_moves_without_a_verdict() -> None:
+    region = settled("a", "b")
+    moving = region.migrate("b", against=Against.NONE)
+    region.run(20)
+    assert region.migrations[moving].stage is Stage.DONE
+    assert region.migrations[moving].verdict is None
+    assert list(region.replicas().values()) == [("b", False)]
+
+
+def test_what_has_not_passed_is_told_to_show_it_until_it_drains() -> None:
+    region = settled("a", "b")
+    region.agents["b"].wrong = True
+    moving = region.migrate("b")
+    region.run(20)
+    assert region.migrations[moving].stage is Stage.ABORTED
+    told = [each for sent in region.told for each in sent["b"].assignments]
+    assert told
+    assert all(each.draining or each.verification is not None for each in told), "no moment at which it may serve"
+
+
+def test_where_it_was_slow_it_may_go_when_the_old_one_is_lost() -> None:
+    region = settled("a", "b")
+    moving = region.migrate("b", steps=(0.5, 1.0), hold_s=4.0)
+    while region.migrations[moving].stage is not Stage.SHIFTING:
+        region.step()
+    energy = EnergySource.ESTIMATED
+    region.agents["b"].served = (Served("a", 100, 50, Seconds(0.01), Seconds(0.02), Joules(0.0), energy),)
+    region.run(40)
+    assert region.migrations[moving].stage is Stage.ABORTED
+    region.agents["a"].up = False
+    region.run(30)
+    assert region.fleet.nodes["a"].liveness is Liveness.LOST
+    assert weights(region, "b") == {"b": 1.0}
 
 
 def test_a_wrong_target_is_refused_and_not_tried_again() -> None:

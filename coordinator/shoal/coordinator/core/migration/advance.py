@@ -13,13 +13,14 @@ from shoal.coordinator.core.migration.model import (
     Place,
     Planned,
     Preparing,
+    RollingBack,
     Seen,
     Shifting,
     Sight,
     Told,
 )
 from shoal.coordinator.core.migration.moves import blocked, moves_of
-from shoal.coordinator.core.migration.tolerance import default
+from shoal.coordinator.core.migration.tolerance import completed
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide
 from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Replaced, World
@@ -150,11 +151,14 @@ def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
 def _told(
     desired: Mapping[str, Content], migrations: Migrations, fleet: Fleet, limits: Limits
 ) -> Mapping[str, Content]:  # fmt: skip
-    """With what a new replica has to show, as long as it has to, and whom an old one may then answer."""
+    """With what a new replica has to show, as long as it has to, and whom an old one may then answer.
+
+    One that is taken back has to show it until it drains: without, its node would let it serve as it is."""
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
     for migration in migrations.values():
-        if isinstance(migration.state, Preparing) and migration.target is not None:
+        if isinstance(migration.state, Preparing | RollingBack) and migration.target is not None:
             shows[migration.target.assignment] = _verification(migration, fleet, limits)
+        if isinstance(migration.state, Preparing) and migration.target is not None:
             answers[migration.source.assignment] = Verifier(migration.id, migration.target.node)
 
     def told(one: Assignment) -> Assignment:
@@ -178,8 +182,8 @@ def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verific
         against=rule.against,
         inputs=rule.inputs,
         samples=rule.samples,
-        tolerances=rule.tolerances or default(source.precision, precision),
-        within_s=limits.verify_s,
+        tolerances=completed(rule.tolerances, source.precision, precision),
+        within_s=limits.verify_within(rule.samples),
         source=source.assignment if asks else "",
         source_node=source.node if asks else "",
         source_address=state.node.grpc_address if asks and state is not None else "",

@@ -27,7 +27,7 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.migration import Verdict
+from shoal.types.migration import Against, MigrationRule, Verdict
 from shoal.types.units import Elapsed, Seconds, Wall
 
 LIMITS: Final = Limits()
@@ -111,19 +111,19 @@ def _preparing(
         return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
     if (refusal := _wrong(migration.verdict, observed)) is not None:
         return _back(migration, refusal, now, wall, limits)
-    if (refusal := _source_gone(migration, seen) or _source_silent(migration, seen)) is not None:
+    if (refusal := _source_gone(migration, seen)) is not None:
         # The new replica stays, as any other that takes the place of one that is lost.
         return _enter(migration, Aborted(refusal, now), wall, str(refusal))
     if (refusal := _target_gone(migration, seen) or seen.unwanted or _failed(migration.verdict)) is not None:
         return _back(migration, refusal, now, wall, limits)
     if observed is None or not seen.target.seen:
         return migration, ()
-    if observed.phase is Phase.READY and migration.verdict is not None:
+    if observed.phase is Phase.READY and (migration.verdict is not None or migration.rule.against is Against.NONE):
         return _shift(migration, 0, seen, now, wall, limits)
     stage = _STAGE_OF.get(observed.phase, state.stage)
     if _PREPARING.index(stage) <= _PREPARING.index(state.stage):
         return migration, ()
-    return _enter(migration, Preparing(stage, now, Elapsed(now + _allowed_s(stage, limits))), wall)
+    return _enter(migration, Preparing(stage, now, Elapsed(now + _allowed_s(stage, migration.rule, limits))), wall)
 
 
 def _shifting(
@@ -143,7 +143,7 @@ def _shifting(
         return migration, ()
     held_s = now - state.since
     reading = judged(migration.rule, state, figures_of(seen.source.observed), figures_of(observed), held_s)
-    due = held_s >= max(migration.rule.hold_s, limits.settle_s)
+    due = now >= state.due
     if tripped(migration.rule, reading) or (due and not reading.passed):
         read = replace(migration, readings=(*migration.readings, replace(reading, passed=False)))
         found = (
@@ -179,11 +179,11 @@ def _back(migration: Migration, refusal: Refusal, now: Elapsed, wall: Wall, limi
 
 
 def _shift(migration: Migration, index: int, seen: Seen, now: Elapsed, wall: Wall, limits: Limits) -> Stepped:
-    hold_s = max(migration.rule.hold_s, limits.settle_s)
-    until = Elapsed(now + hold_s + 2 * limits.report_s)
+    due = Elapsed(now + max(migration.rule.hold_s, limits.settle_s))
+    until = Elapsed(due + 2 * limits.report_s)
     source, target = figures_of(seen.source.observed), figures_of(seen.target.observed)
     share = migration.rule.steps[index]
-    return _enter(migration, Shifting(index, source, target, now, until), wall, f"{share:.0%}")
+    return _enter(migration, Shifting(index, source, target, now, due, until), wall, f"{share:.0%}")
 
 
 def _drain(migration: Migration, now: Elapsed, wall: Wall, limits: Limits, note: str = "") -> Stepped:
@@ -198,14 +198,6 @@ def _source_gone(migration: Migration, seen: Seen) -> Refusal | None:
     if seen.source.assigned and not seen.source.lost:
         return None
     return Refusal(Code.NODE_LOST, f"the replica on {migration.source.where} is gone", "one to move")
-
-
-def _source_silent(migration: Migration, seen: Seen) -> Refusal | None:
-    """It could not be asked what it answers, since its node fell silent."""
-    observed = seen.target.observed
-    if seen.source.seen or observed is None or observed.code is not Code.VERIFY_IMPOSSIBLE:
-        return None
-    return Refusal(Code.NODE_SUSPECT, f"{migration.source.node} is silent", "one to compare with")
 
 
 def _target_gone(migration: Migration, seen: Seen) -> Refusal | None:
@@ -251,14 +243,14 @@ def _failed(verdict: Verdict | None) -> Refusal | None:
     return Refusal(verdict.code or Code.VERIFY_FAILED, verdict.reason)
 
 
-def _allowed_s(stage: Stage, limits: Limits) -> Seconds:
+def _allowed_s(stage: Stage, rule: MigrationRule, limits: Limits) -> Seconds:
     match stage:
         case Stage.STAGING:
             return Seconds(limits.staging_s + limits.report_s)
         case Stage.WARMING:
             return Seconds(limits.warming_s + limits.report_s)
         case _:
-            return Seconds(limits.verify_s + limits.report_s)
+            return Seconds(limits.verify_within(rule.samples) + limits.report_s)
 
 
 def _last_said(observed: Observed | None) -> str:

@@ -12,6 +12,7 @@ from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 NEVER: Final = Wall(0.0)
+USUAL_SAMPLES: Final = MigrationRule().samples
 
 
 class Stage(StrEnum):
@@ -93,12 +94,14 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Shifting:
-    """The new replica takes `rule.steps[step]` of the old one's requests. source, target: figures as the step began."""
+    """The new replica takes `rule.steps[step]` of the old one's requests. source, target: figures as the step began.
+    due: then the guard judges."""
 
     step: int
     source: Figures
     target: Figures
     since: Elapsed
+    due: Elapsed
     until: Elapsed
     kind: Literal["shifting"] = "shifting"
 
@@ -239,7 +242,8 @@ class Told:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Seconds that a migration may stay in each state, where its rule does not say. settle_s: what routes take to reach
-    every front. report_s: how much later than due a node's word may come."""
+    every front. report_s: how much later than due a node's word may come. sample_s: more of `verify_s` for each sample
+    beyond the usual ones."""
 
     planned_s: Seconds = Seconds(600.0)
     reserved_s: Seconds = Seconds(30.0)
@@ -249,3 +253,8 @@ class Limits:
     rollback_s: Seconds = Seconds(60.0)
     settle_s: Seconds = Seconds(2.0)
     report_s: Seconds = Seconds(15.0)
+    sample_s: Seconds = Seconds(1.0)
+
+    def verify_within(self, samples: int) -> Seconds:
+        """What comparing so many inputs may take."""
+        return Seconds(self.verify_s + self.sample_s * max(0, samples - USUAL_SAMPLES))

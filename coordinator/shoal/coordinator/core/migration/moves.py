@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Done,
@@ -91,6 +91,8 @@ def blocked(
 def _serves(migration: Migration, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]) -> bool:
     node, name = migration.source.node, migration.source.assignment
     state = fleet.nodes.get(node)
-    observed = state.observed.get(name) if state is not None else None
+    if state is None or state.liveness is not Liveness.READY or not state.reported:
+        return False
+    observed = state.observed.get(name)
     stands = any(each.id == name and not each.draining for each in desired.get(node, ()))
     return stands and observed is not None and observed.phase is Phase.READY

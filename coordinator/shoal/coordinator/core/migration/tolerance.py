@@ -13,6 +13,7 @@ outputs above 0.99; whoever needs more or less says so with `precision.tolerance
 relative error (L2) of sqrt(2 e).
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from shoal.types.migration import Metric, Tolerance
@@ -33,6 +34,12 @@ def default(source: str, target: str) -> tuple[Tolerance, ...]:
         Tolerance("", Metric.MAX_REL, max(most, other_most)),
         Tolerance("", Metric.COSINE, min(least, other_least)),
     )
+
+
+def completed(asked: Sequence[Tolerance], source: str, target: str) -> tuple[Tolerance, ...]:
+    """What a policy asks, and the default for the outputs that it does not name: none goes uncompared."""
+    every = any(not each.output for each in asked)
+    return tuple(asked) if every else (*asked, *default(source, target))
 
 
 def _of(precision: str) -> tuple[float, float]:

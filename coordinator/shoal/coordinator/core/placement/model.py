@@ -3,19 +3,17 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.prediction.model import Prediction
 from shoal.types.assignment import Assignment, Measured
 from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.migration import DRAIN_S
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import PublisherKey, SignedModel
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, PartitionRule, Quota, Relaxation, Requirements, Standby, WorkloadKey
-
-DRAIN_S: Final = Seconds(30.0)
-"""What a replica that drains has to finish in; the node's own deadline is the same."""
 
 
 class Triple(NamedTuple):

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
-from shoal.coordinator.core.placement.model import DRAIN_S, Move, Plan, Target, WorkloadPlan
+from shoal.coordinator.core.placement.model import Move, Plan, Target, WorkloadPlan
 from shoal.coordinator.core.prediction.demand import work_of
 from shoal.coordinator.core.workloads.model import Happened, Mark, Memory, Replaced, Stage, Wait
 from shoal.coordinator.core.workloads.replacing import Moving, starts
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import Code, Refusal
+from shoal.types.migration import DRAIN_S
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
