@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import ml_dtypes
 import numpy as np
+import onnxruntime
 import pytest
 import pytest_asyncio
 
@@ -26,7 +27,7 @@ from shoal.coordinator.core.prediction.demand import work_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
-from shoal.types.migration import InputsFrom, Verdict, Verification, Verifier
+from shoal.types.migration import Against, InputsFrom, Verdict, Verification, Verifier
 from shoal.types.profile import ModelProfile
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import witness_pb2
@@ -69,11 +70,11 @@ class Pair:
         self.loaded.append(name)
         return name
 
-    async def verify(self, model: bytes = RIGHT, work: Work = WORK, **changes: Any) -> Verdict:
-        """Of a fresh worker with this model. Raises ShoalError."""
+    async def verify(self, model: bytes = RIGHT, work: Work = WORK, file: str = "", **changes: Any) -> Verdict:
+        """Of a fresh worker with this model. file: with samples. Raises ShoalError."""
         name = await self.load(model, work=work)
         try:
-            return await self.new.front.verify(self.new.local(name), self.asked(**changes), "")
+            return await self.new.front.verify(self.new.local(name), self.asked(**changes), file)
         finally:
             assert self.new.workers is not None
             await self.new.workers.stop(name)
@@ -185,6 +186,42 @@ async def test_captured_inputs_are_used_with_consent_and_forgotten_without(pair:
         assert await captured() == [], "gone with the consent"
     finally:
         await client.close()
+
+
+async def test_the_workloads_own_samples_are_used_and_their_answers_against_a_reference(pair: Pair) -> None:
+    await pair.witness(*NAMED)
+    x = np.random.default_rng(3).standard_normal((8, 2, 16)).astype(np.float32)
+    session = onnxruntime.InferenceSession(RIGHT, providers=["CPUExecutionProvider"])
+    answers = [session.run(None, {"x": one}) for one in x]
+    y, best = (np.stack([answer[index] for answer in answers]) for index in range(2))
+    for name, arrays in (
+        ("inputs", {"x": x}),
+        ("whole", {"x": x, "y": y, "best": best}),
+        ("wrong", {"x": x, "y": -y, "best": best}),
+    ):
+        np.savez(pair.folder / f"{name}.npz", **arrays)
+
+    def of(name: str) -> dict[str, Any]:
+        path = pair.folder / f"{name}.npz"
+        return {"file": str(path), "inputs": InputsFrom.SAMPLES, "pack": onnx_models.digest(path.read_bytes())}
+
+    for name, against, passed in (
+        ("inputs", Against.SOURCE, True),
+        ("whole", Against.REFERENCE, True),
+        ("wrong", Against.REFERENCE, False),
+        ("wrong", Against.SOURCE, True),
+        ("inputs", Against.REFERENCE, False),
+    ):
+        verdict = await pair.verify(against=against, **of(name))
+        assert (verdict.passed, verdict.inputs) == (
+            passed,
+            InputsFrom.SAMPLES if verdict.samples else InputsFrom.GENERATED,
+        ), (name, against, verdict)
+    junk = pair.folder / "junk.npz"
+    junk.write_bytes(b"PK no samples")
+    with pytest.raises(ShoalError) as caught:
+        await pair.verify(**of("junk"))
+    assert caught.value.code is Code.MODEL_INVALID
 
 
 async def test_only_who_the_region_named_is_answered(pair: Pair) -> None:

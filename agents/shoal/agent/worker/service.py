@@ -43,6 +43,7 @@ from shoal.agent.worker.pace import device_seconds, elements, turn
 from shoal.agent.worker.patience import Patience
 from shoal.agent.worker.probe import probe
 from shoal.agent.worker.process import EXIT_STUCK
+from shoal.agent.worker.sample_pack import SamplePack, read_pack
 from shoal.agent.worker.tensors import ask, decode, decode_answer, encode, requested
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Measured
@@ -100,6 +101,8 @@ class Replica:
         self._changed = changed
         self._jobs: dict[asyncio.Future[bytes], _Job] = {}
         self._inside = 0
+        self._pack: tuple[str, SamplePack] | None = None
+        """(digest, content) of the one that is gone through."""
         self._rests = asyncio.Event()
         self._rests.set()
         self._order = order
@@ -126,6 +129,19 @@ class Replica:
         """A request with inputs that are made up, serialized: the same for the same numbers."""
         feeds = draw(self._engine.inputs, self._order.work.shapes, self._order.work.below, seed, index)
         return ask(feeds).SerializeToString()
+
+    def packed(self, path: str, digest: str, index: int) -> bytes:
+        """Sample number `index` of the pack at `path`, serialized; nothing where there is none."""
+        if self._pack is None or self._pack[0] != digest:
+            self._pack = digest, read_pack(read_verified(path, digest), self._engine.inputs, self._engine.outputs)
+        try:
+            feeds, answers = self._pack[1].sample(index)
+        except IndexError:
+            self._pack = None
+            return b""
+        request = ask(feeds)
+        response = encode(request, answers).SerializeToString() if answers else b""
+        return witness_pb2.Sample(request=request.SerializeToString(), response=response).SerializeToString()
 
     def compare(self, answers: witness_pb2.Answers) -> Compared:
         """An answer that this model cannot have given differs."""
@@ -311,6 +327,7 @@ class Service:
             "infer": self._infer,
             "answer": self._answer,
             "draw": self._draw,
+            "packed": self._packed,
             "compare": self._compare,
             "ping": self._ping,
             "metadata": self._metadata,
@@ -393,6 +410,11 @@ class Service:
     async def _draw(self, message: Message) -> Message:
         seed, index = int(message.header["seed"]), int(message.header["index"])
         return Message("drawn", {}, await asyncio.to_thread(self._ready(message).draw, seed, index))
+
+    async def _packed(self, message: Message) -> Message:
+        header = message.header
+        path, digest, index = str(header["path"]), str(header["digest"]), int(header["index"])
+        return Message("packed", {}, await asyncio.to_thread(self._ready(message).packed, path, digest, index))
 
     async def _compare(self, message: Message) -> Message:
         answers = witness_pb2.Answers.FromString(message.payload)

@@ -1,0 +1,119 @@
+"""A workload's own inputs to verify with, and the answers to them where it has those: an .npz file of a stranger.
+
+One array for each input of the model, and for each output or none. Its first axis counts the samples: where the array
+has one axis more than the model's tensor each slice is a sample, else the model's own first axis, which must be open or
+1, is cut into ones. Nothing is unpickled; every size is worked out from a header before anything of that size is made.
+"""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from shoal.agent.worker.tensors import DATATYPES, Array
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.profile import TensorSpec
+
+MAX_BYTES: Final = 64 * 2**20
+"""Of all arrays together, and of the file."""
+MAX_ARRAYS: Final = 256
+_STRING_BYTES: Final = 64
+"""What one string takes as an object, however short it is."""
+_ENDING: Final = ".npy"
+_HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePack:
+    """Arrays whose first axis counts the samples. answers: empty where it has none."""
+
+    count: int
+    inputs: Mapping[str, Array]
+    answers: Mapping[str, Array]
+
+    def sample(self, index: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """(inputs, answers). Raises IndexError."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return {name: a[index] for name, a in self.inputs.items()}, {name: a[index] for name, a in self.answers.items()}
+
+
+def read_pack(data: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> SamplePack:
+    """Raises ShoalError(MODEL_INVALID)."""
+    specs = {spec.name: spec for spec in (*outputs, *inputs)}
+    if len(data) > MAX_BYTES:
+        raise _invalid(f"{len(data)} bytes", f"at most {MAX_BYTES}")
+    arrays: dict[str, Array] = {}
+    left = MAX_BYTES
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            if len(members) > MAX_ARRAYS:
+                raise _invalid(f"{len(members)} arrays", f"at most {MAX_ARRAYS}")
+            for member in members:
+                name = member.filename.removesuffix(_ENDING)
+                if name not in specs or name in arrays or not member.filename.endswith(_ENDING):
+                    raise _invalid(f"{member.filename!r:.80}", f"one array for each of {', '.join(specs)!s:.200}")
+                found = _array(archive, member, left)
+                left -= found.nbytes
+                arrays[name] = _by_sample(specs[name], found)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise _invalid(f"{type(error).__name__}: {error}"[:200], "an .npz file as numpy.savez writes it") from error
+    missing = [spec.name for spec in inputs if spec.name not in arrays]
+    answers = {spec.name: arrays[spec.name] for spec in outputs if spec.name in arrays}
+    if missing or (answers and len(answers) < len(outputs)):
+        raise _invalid(f"arrays of {', '.join(arrays)!s:.200}", "every input, and every output or none")
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) != 1 or counts == {0}:
+        raise _invalid(f"{sorted(counts)} samples", "as many of each, at least one")
+    return SamplePack(counts.pop(), {spec.name: arrays[spec.name] for spec in inputs}, answers)
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, left: int) -> Array:
+    with archive.open(member) as file:
+        read_header = _HEADERS.get(np.lib.format.read_magic(file))
+        if read_header is None:
+            raise ValueError("an array of a version that is not read")
+        shape, fortran, dtype = read_header(file, max_header_size=10_000)
+        if dtype.hasobject or dtype.names is not None:
+            raise ValueError(f"an array of {dtype!s:.40}")
+        count = 1
+        for axis in shape:
+            count *= axis
+        size = count * dtype.itemsize
+        taken = count * max(dtype.itemsize, _STRING_BYTES if dtype.kind in "US" else 1)
+        if count < 0 or taken > left:
+            raise ValueError(f"{member.filename!r:.80} of {size} bytes, {left} are left")
+        content = file.read(size + 1)
+        if len(content) != size:
+            raise ValueError(f"{member.filename!r:.80} holds {len(content)} bytes or more, its header says {size}")
+    flat = np.frombuffer(content, dtype=dtype) if size else np.zeros(count, dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _by_sample(spec: TensorSpec, found: Array) -> Array:
+    wanted = DATATYPES[spec.dtype].dtype
+    if wanted == np.object_ and found.dtype.kind in "US":
+        found = (
+            np.char.decode(found, "utf-8").astype(np.object_) if found.dtype.kind == "S" else found.astype(np.object_)
+        )
+    elif found.dtype != wanted:
+        raise ValueError(f"{spec.name!r:.80} of {found.dtype}, the model takes {spec.dtype}")
+    if found.ndim == len(spec.shape) + 1:
+        shape = found.shape[1:]
+    elif found.ndim == len(spec.shape) and spec.shape and spec.shape[0] in (-1, 1):
+        found = found[:, None]
+        shape = found.shape[1:]
+    else:
+        raise ValueError(f"{spec.name!r:.80} with {found.ndim} axes, the model's has {len(spec.shape)}")
+    if any(asked not in (-1, is_) for asked, is_ in zip(spec.shape, shape, strict=True)):
+        raise ValueError(f"{spec.name!r:.80} in samples of {list(shape)}, the model takes {list(spec.shape)}")
+    return found
+
+
+def _invalid(found: str, asked: str) -> ShoalError:
+    return refuse(Code.MODEL_INVALID, f"samples: {found}", asked, "write them with numpy.savez")
