@@ -193,13 +193,10 @@ async def test_the_workloads_own_samples_are_used_and_their_answers_against_a_re
     x = np.random.default_rng(3).standard_normal((8, 2, 16)).astype(np.float32)
     session = onnxruntime.InferenceSession(RIGHT, providers=["CPUExecutionProvider"])
     answers = [session.run(None, {"x": one}) for one in x]
-    y, best = (np.stack([answer[index] for answer in answers]) for index in range(2))
-    for name, arrays in (
-        ("inputs", {"x": x}),
-        ("whole", {"x": x, "y": y, "best": best}),
-        ("wrong", {"x": x, "y": -y, "best": best}),
-    ):
-        np.savez(pair.folder / f"{name}.npz", **arrays)
+    y, best = (np.stack([np.asarray(answer[index]) for answer in answers]) for index in range(2))
+    np.savez(pair.folder / "inputs.npz", x=x)
+    np.savez(pair.folder / "whole.npz", x=x, y=y, best=best)
+    np.savez(pair.folder / "wrong.npz", x=x, y=-y, best=best)
 
     def of(name: str) -> dict[str, Any]:
         path = pair.folder / f"{name}.npz"
