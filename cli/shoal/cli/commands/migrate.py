@@ -76,7 +76,7 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
 def follow(
     api: Region, begun: Iterable[operator_pb2.MigrationView]
 ) -> list[operator_pb2.MigrationView]:  # fmt: skip
-    """Says each new stage once; returns when all are over."""
+    """Says each new stage once; returns when all are over. Raises ShoalError(MIGRATION_UNKNOWN): one is forgotten."""
     known = {one.id: one for one in begun}
     said = dict.fromkeys(known, 0)
     while True:
@@ -87,4 +87,8 @@ def follow(
         if all(ended(one) for one in known.values()):
             return list(known.values())
         time.sleep(LOOK_S)  # noqa: TID251
-        known |= {one.id: one for one in api.get("migrations").migrations if one.id in known}
+        listed = {one.id: one for one in api.get("migrations").migrations}
+        for name in known:
+            if name not in listed:
+                raise refuse(Code.MIGRATION_UNKNOWN, f"{name} is not listed any more", "", "see `shoal events`")
+            known[name] = listed[name]

@@ -19,7 +19,7 @@ from shoal.coordinator.core.migration.model import (
     Shifting,
     State,
 )
-from shoal.coordinator.core.migration.moves import WRONG
+from shoal.coordinator.core.migration.moves import forbids
 from shoal.coordinator.ports import Store
 from shoal.types.units import Elapsed, Seconds
 
@@ -67,8 +67,9 @@ class Migrations:
         """For the transaction. Only what is committed is adopted."""
         puts = {MIGRATIONS + name: records.dump(StoredMigration(now, each)) for name, each in changed.items()}
         after = {**self.all, **changed}
-        spent = sorted((each for each in after.values() if each.is_over and not _forbids(each)), key=_began)
-        return Written(puts, tuple(MIGRATIONS + each.id for each in spent[: max(0, len(after) - KEPT)]))
+        spent = sorted((each for each in after.values() if each.is_over and not forbids(each)), key=_ended)
+        old = [MIGRATIONS + each.id for each in spent if each.id not in changed]
+        return Written(puts, tuple(old[: max(0, len(spent) - KEPT)]))
 
     def adopt(self, changed: Mapping[str, Migration], written: Written) -> None:
         gone = {key.removeprefix(MIGRATIONS) for key in written.deletes}
@@ -84,9 +85,8 @@ def _began(migration: Migration) -> tuple[float, str]:
     return migration.story[0].at, migration.id
 
 
-def _forbids(migration: Migration) -> bool:
-    state = migration.state
-    return isinstance(state, Aborted) and state.refusal.code in WRONG and not migration.cleared
+def _ended(migration: Migration) -> tuple[float, str]:
+    return migration.story[-1].at, migration.id
 
 
 def _due(migration: Migration) -> tuple[Elapsed, ...]:

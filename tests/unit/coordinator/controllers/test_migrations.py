@@ -8,7 +8,7 @@ import pytest
 
 from harness.region import DIGEST, DOCUMENTS, Agent, World
 from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, StoredMigration
+from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, Migrations, StoredMigration
 from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Stage
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.assignment import Phase
@@ -229,15 +229,32 @@ async def test_ends_are_kept_to_a_number_and_what_forbids_a_place_longer(world: 
     target.wrong = True
     wrong = await until_over(world, await world.region.moving.migrate(KEY, Aim(target.name), "ops"), source, target)
     book = world.region.workloads.migrations
-    filler = {f"m-{index}": _copy(wrong, f"m-{index}") for index in range(KEPT + 5)}
-    written = book.written(filler, world.clock.now())
-    book.adopt(filler, written)
-    assert len(book.all) == KEPT
-    assert wrong.id in book.all
+    write(book, world, {f"m-past-{index}": _copy(wrong, f"m-past-{index}", cleared=True) for index in range(KEPT + 5)})
+    last = {"m-last": _copy(wrong, "m-last", cleared=True)}
+    write(book, world, last)
+    assert len(book.all) == KEPT + 1
+    assert {wrong.id, "m-last"} <= book.all.keys()
 
 
-def _copy(migration: Migration, name: str) -> Migration:
-    return replace(migration, id=name, cleared=True)
+async def test_however_many_places_are_forbidden_what_ends_is_kept(world: World) -> None:
+    source, target = await two(world)
+    target.wrong = True
+    wrong = await until_over(world, await world.region.moving.migrate(KEY, Aim(target.name), "ops"), source, target)
+    book = world.region.workloads.migrations
+    write(book, world, {f"m-past-{index}": _copy(wrong, f"m-past-{index}") for index in range(KEPT + 5)})
+    write(book, world, {"m-last": _copy(wrong, "m-last", cleared=True)})
+    write(book, world, {"m-other": _copy(wrong, "m-other", cleared=True)})
+    assert {"m-last", "m-other"} <= book.all.keys()
+
+
+def write(book: Migrations, world: World, changed: dict[str, Migration]) -> None:
+    written = book.written(changed, world.clock.now())
+    assert not {key.removeprefix(MIGRATIONS) for key in written.deletes} & changed.keys(), "put and deleted at once"
+    book.adopt(changed, written)
+
+
+def _copy(migration: Migration, name: str, *, cleared: bool = False) -> Migration:
+    return replace(migration, id=name, cleared=cleared)
 
 
 async def test_a_drain_names_what_is_not_ready_and_asks_again_later(world: World) -> None:

@@ -407,14 +407,14 @@ class Region:
             replacing=self.replacing,
         )
 
-    def migrate(self, to: str, name: str = "ocr", **rule: Any) -> str:
-        """An operator moves the workload's first replica; the migration's id."""
+    def migrate(self, to: str, name: str = "ocr", *, at: str = "", **rule: Any) -> str:
+        """An operator moves the workload's first replica (that `at` this node, if named); the migration's id."""
         migration = f"m-{len(self.migrations)}"
         node, one = next(
             (node, each)
             for node, content in sorted(self.desired.items())
             for each in content.assignments
-            if each.workload.name == name and not each.draining
+            if each.workload.name == name and not each.draining and at in ("", node)
         )
         source = Place(one.id, node, one.device, one.model, one.precision)
         rules = MigrationRule(**rule)

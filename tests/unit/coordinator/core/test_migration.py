@@ -103,7 +103,7 @@ sights = st.builds(
     ),
 )
 refusals = st.sampled_from([None, None, None, None, None, Refusal(Code.LOAD_TIMEOUT, "broken")])
-scenes = st.builds(Seen, sights, sights, refusals, refusals, refusals)
+scenes = st.builds(Seen, sights, sights, refusals, refusals, refusals, st.sampled_from([False, False, True]))
 histories = st.lists(st.tuples(scenes, st.sampled_from([0.0, 0.5, 2.5, 60.0, 1000.0])), max_size=30)
 operators = st.sampled_from(["", "", "", "", "place", "cancel"])
 
@@ -278,8 +278,17 @@ def test_what_drains_cannot_be_cancelled() -> None:
     assert refused.value.code is Code.CONFLICT
 
 
-def test_only_so_many_of_a_workload_ask_for_a_place_at_once() -> None:
-    several = [replace(begun(max_concurrent=2), id=f"m-{index}") for index in range(4)]
-    assert [move.migration for move in moves_of(several)] == ["m-0", "m-1"]
-    several[3] = placed(several[3], TARGET, at(1), WALL)[0]
-    assert [move.migration for move in moves_of(several)] == ["m-3", "m-0"]
+def test_those_that_have_a_place_come_first() -> None:
+    several = [replace(begun(), id=f"m-{index}") for index in range(3)]
+    several[2] = placed(several[2], TARGET, at(1), WALL)[0]
+    assert [move.migration for move in moves_of(several)] == ["m-2", "m-0", "m-1"]
+
+
+def test_waiting_for_its_turn_costs_a_move_no_time() -> None:
+    queued = begun()
+    for now in (200.0, 400.0, LIMITS.planned_s + 1, 2 * LIMITS.planned_s):
+        queued, told = step(queued, Seen(sight(READY), Sight(), queued=True), at(now), WALL)
+        assert (queued.stage, told) == (Stage.PLANNED, ())
+    now += LIMITS.planned_s + 1
+    ended, _ = step(queued, Seen(sight(READY), Sight()), at(now), WALL)
+    assert ended.stage is Stage.ABORTED

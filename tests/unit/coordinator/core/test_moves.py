@@ -2,17 +2,18 @@
 
 from dataclasses import replace
 
-from unit.coordinator.core.region import DIGEST, GIB, SMALL, Region, device, intent, node
+from unit.coordinator.core.region import DIGEST, GIB, SMALL, START, Region, device, intent, node, receipt
 
+from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.migration.machine import LIMITS
 from shoal.coordinator.core.migration.model import Aborted, Cause, Stage
 from shoal.coordinator.core.migration.tolerance import default
 from shoal.types.assignment import Served
 from shoal.types.codes import Code
-from shoal.types.device import EnergySource
+from shoal.types.device import EnergySource, Node
 from shoal.types.migration import Against, Metric, Tolerance
-from shoal.types.units import Joules, Seconds
+from shoal.types.units import Elapsed, Joules, Seconds, Wall
 from shoal.types.workload import ModelRef, Standby
 
 
@@ -156,6 +157,50 @@ def test_what_has_no_room_waits_and_says_so() -> None:
     assert isinstance(ended.state, Aborted)
     assert ended.state.refusal.code is Code.NO_ROOM_FOR_BOTH
     assert "MEMORY_SHORT" in ended.state.refusal.found
+
+
+def two_and(*others: Node) -> Region:
+    region = Region(node("a"), node("b"), *others, flops={"a": 2e11, "b": 2e11})
+    region.intents = (intent(replicas=2),)
+    region.run(6)
+    assert sorted(region.replicas().values()) == [("a", False), ("b", False)]
+    return region
+
+
+def test_what_has_no_place_holds_up_no_other() -> None:
+    region = two_and(node("c", device(memory=GIB // 64)), node("d"))
+    stays, goes = region.migrate("c", at="a"), region.migrate("d", at="b")
+    region.run(20)
+    assert region.migrations[goes].stage is Stage.DONE
+    assert stages(region, stays) == [Stage.PLANNED]
+    assert region.decision is not None
+    assert region.decision.plan.workloads[0].unmoved[stays].code is Code.MEMORY_SHORT
+
+
+def test_only_so_many_of_a_workload_go_at_once_and_the_others_wait_as_long_as_it_takes() -> None:
+    region = two_and(node("c"), node("d"))
+    first, second = region.migrate("c", at="a", hold_s=800.0), region.migrate("d", at="b")
+    region.run(700, tick=5)
+    assert region.migrations[first].stage is Stage.SHIFTING
+    assert stages(region, second) == [Stage.PLANNED]
+    region.run(1000, tick=5)
+    assert [region.migrations[each].stage for each in (first, second)] == [Stage.DONE, Stage.DONE]
+    assert sorted(region.replicas().values()) == [("c", False), ("d", False)]
+
+
+def test_what_was_wrong_is_forgotten_once_its_device_is_measured_anew() -> None:
+    region = settled("a", "b")
+    region.agents["b"].wrong = True
+    moving = region.migrate("b")
+    region.run(20)
+    assert not region.migrations[moving].cleared
+    anew = receipt(region.agents["b"].node, region.agents["b"].node.devices[0], at=START + region.now)
+    region.fleet, refusals = updates.receipts_received(
+        region.fleet, "b", (anew,), Elapsed(region.now), Wall(START + region.now)
+    )
+    assert not refusals
+    region.step()
+    assert region.migrations[moving].cleared
 
 
 def test_a_guard_takes_every_request_back_at_once() -> None:

@@ -19,7 +19,7 @@ from shoal.coordinator.core.migration.model import (
     Sight,
     Told,
 )
-from shoal.coordinator.core.migration.moves import blocked, moves_of
+from shoal.coordinator.core.migration.moves import blocked, forbids, moves_of, outlived
 from shoal.coordinator.core.migration.tolerance import completed
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide
@@ -77,6 +77,8 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall) -> A
             after, events = machine.step(migrations[name], scene.seen(migrations[name]), now, wall, limits)
             if after != migrations[name]:
                 note(after, events)
+        if name not in changed and forbids(migrations[name]) and outlived(migrations[name], world.fleet):
+            note(replace(migrations[name], cleared=True), ())
     told_of = _told(decision.desired, {**migrations, **changed}, world.fleet, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
     return Advanced(equipped, changed)
@@ -102,6 +104,7 @@ class _Scene:
             self._broken.get(target.assignment) if target is not None else None,
             _unwanted(plan, migration),
             plan.unmoved.get(migration.id) if plan is not None else None,
+            plan is not None and migration.id not in plan.unmoved,
         )
 
     def _sight(self, place: Place, *, leaving: bool) -> Sight:

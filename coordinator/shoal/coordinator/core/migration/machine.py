@@ -94,11 +94,14 @@ def step(migration: Migration, seen: Seen, now: Elapsed, wall: Wall, limits: Lim
 def _planned(
     migration: Migration, state: Planned, seen: Seen, now: Elapsed, wall: Wall, limits: Limits
 ) -> Stepped:  # fmt: skip
+    if (refusal := _source_gone(migration, seen) or seen.unwanted) is not None:
+        return _back(migration, refusal, now, wall, limits)
+    if seen.queued and state.until - now < limits.planned_s / 2:  # written now and then, not at every look
+        return replace(migration, state=replace(state, until=Elapsed(now + limits.planned_s))), ()
     if now >= state.until:
         found = str(seen.waits) if seen.waits is not None else "no place for it beside the one it runs on"
         return _back(migration, Refusal(Code.NO_ROOM_FOR_BOTH, found), now, wall, limits)
-    refusal = _source_gone(migration, seen) or seen.unwanted
-    return _back(migration, refusal, now, wall, limits) if refusal is not None else (migration, ())
+    return migration, ()
 
 
 def _preparing(

@@ -166,7 +166,7 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class Migration:
     """target: None until it has a place. rule: as the policy was when it began. cleared: an operator took back what was
-    held against its target after it."""
+    held against its target after it, or its device was measured anew."""
 
     id: str
     workload: WorkloadKey
@@ -222,13 +222,15 @@ class Sight:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """broken: why the new replica counts as failed. unwanted: why the region does not want this move any more, None
-    where it does. waits: why it has no place yet. cancelled: by whom, empty where nobody did."""
+    where it does. waits: why it has no place yet. queued: it was not looked at, others of its
+    workload come first."""
 
     source: Sight
     target: Sight
     broken: Refusal | None = None
     unwanted: Refusal | None = None
     waits: Refusal | None = None
+    queued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

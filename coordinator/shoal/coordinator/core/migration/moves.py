@@ -25,17 +25,10 @@ WRONG: Final = frozenset({Code.VERIFY_FAILED})
 
 
 def moves_of(migrations: Iterable[Migration]) -> tuple[Move, ...]:
-    """Of all that are not over, the oldest first. Of those of one workload that wait for a place only so many ask for
-    one that `max_concurrent` are on their way."""
-    found, going = list[Move](), dict[WorkloadKey, int]()
+    """Of all that are not over, the oldest first. How many of those that wait go at once, placement says: one that
+    finds no place holds nobody up."""
     ordered = sorted(migrations, key=lambda each: (isinstance(each.state, Planned), each.story[0].at, each.id))
-    for migration in ordered:
-        move = move_of(migration)
-        if move is None or (not move.target and going.get(move.workload, 0) >= migration.rule.max_concurrent):
-            continue
-        going[move.workload] = going.get(move.workload, 0) + 1
-        found.append(move)
-    return tuple(found)
+    return tuple(move for move in map(move_of, ordered) if move is not None)
 
 
 def move_of(migration: Migration) -> Move | None:
@@ -76,16 +69,30 @@ def blocked(
         if each.target is None or each.cleared or not isinstance(each.state, Aborted):
             continue
         code, trial = each.state.refusal.code, Trial(each.target.model, each.target.node, each.target.device)
-        if code in WRONG:
-            state = fleet.nodes.get(each.target.node)
-            receipt = state.receipts.get(each.target.device) if state is not None else None
-            stands = receipt is None or receipt.measured_at == each.target.receipt_at
+        wrong = forbids(each)
+        if wrong:
+            stands = not outlived(each, fleet)
         else:
             stands = now < each.state.at + each.rule.cooldown_s and _serves(each, fleet, desired)
         if stands:
-            asked = "a device that is measured anew" if code in WRONG else f"{each.rule.cooldown_s:.0f} s after it"
+            asked = "a device that is measured anew" if wrong else f"{each.rule.cooldown_s:.0f} s after it"
             found[each.workload, trial] = Refusal(Code.MOVE_BLOCKED, f"{each.id} ended there: {code}", asked)
     return found
+
+
+def forbids(migration: Migration) -> bool:
+    """Its target gave wrong answers, and nobody has taken that back."""
+    state = migration.state
+    return isinstance(state, Aborted) and state.refusal.code in WRONG and not migration.cleared
+
+
+def outlived(migration: Migration, fleet: Fleet) -> bool:
+    """What its target is blamed for says nothing any more: the device was measured anew, or its node was removed."""
+    if migration.target is None:
+        return True
+    state = fleet.nodes.get(migration.target.node)
+    receipt = state.receipts.get(migration.target.device) if state is not None else None
+    return state is None or (receipt is not None and receipt.measured_at != migration.target.receipt_at)
 
 
 def _serves(migration: Migration, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]) -> bool:

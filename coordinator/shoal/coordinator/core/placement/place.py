@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoal.coordinator.core.placement import explain as why
 from shoal.coordinator.core.placement.books import Books, busy_share, opened, quota_caps, wants_standby
 from shoal.coordinator.core.placement.feasible import Scope
-from shoal.coordinator.core.placement.model import Inputs, PlacementChange, Plan, Target, WorkloadPlan
+from shoal.coordinator.core.placement.model import Inputs, Move, PlacementChange, Plan, Target, WorkloadPlan
 from shoal.coordinator.core.placement.signatures import sealed
 from shoal.coordinator.core.placement.solve import Level, Pick, Solver, memory_needed
 from shoal.coordinator.core.placement.standing import current_of
@@ -56,18 +56,22 @@ def place(
 
 
 def _moved(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: bool) -> tuple[WorkloadPlan, Books]:
-    """With as many of the moves that wait for a place as find one, and what the others lack."""
+    """With as many of the moves that wait for a place as find one and may go at once, and what the others lack."""
     scope, intent = unmoved.scope, unmoved.intent
     waiting = [move for move in scope.inputs.moves if move.workload == intent.key and not move.target]
-    held = dict[str, Refusal]()
-    for count in range(len(waiting), 0, -1):
-        moving = waiting[:count]
+    room = intent.migration.max_concurrent - sum(move.workload == intent.key for move in scope.moving)
+    taken, held, best = list[Move](), dict[str, Refusal](), plan
+    for move in waiting:
+        if len(taken) >= room:
+            break
+        moving = (*taken, move)
         solver = unmoved.moved(current_of(scope, intent, moving), moving)
         found, books = _workload(solver, explain=explain)
-        if found.placed >= plan.placed and sum(bool(target.moves) for target in found.targets) == count:
-            return replace(found, unmoved=held), books
-        held[moving[-1].migration] = why.unmoved(solver, moving[-1])
-    return (replace(plan, unmoved=held) if held else plan), after
+        if found.placed >= plan.placed and sum(bool(target.moves) for target in found.targets) == len(moving):
+            taken, best, after = [*moving], found, books
+        else:
+            held[move.migration] = why.unmoved(solver, move)
+    return (replace(best, unmoved=held) if held else best), after
 
 
 def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:
