@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal.coordinator.core.migration.tolerance import default
+from shoal.coordinator.core.migration.tolerance import completed
 from shoal.coordinator.core.placement.model import Candidate, Inputs, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Interval
+from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import EnergySource
-from shoal.types.migration import Tolerance
+from shoal.types.migration import Against, MigrationRule, Tolerance
 from shoal.types.units import Bytes, UsdPerHour
 from shoal.types.workload import WorkloadKey
 
@@ -51,9 +52,10 @@ class Estimate:
     needs: of YES_WITH, with what it is in words. refusal, nearest: of NO: the first constraint in the way, and what
     one would change to be rid of it. fetch_bytes: what its node lacks of the model, 0 where it holds it. load_s:
     loading and warming up there. now: of the replica that would move, None where none runs. then: None where nothing
-    is known of the device. cost_of_both: USD for the time in which both run and the new one loads, at the middle of
-    `load_s`; NaN where a price is unknown. drift: how far its answers may be from those of now before a migration is
-    refused, where the policy does not say otherwise; empty where nothing runs.
+    is known of the device. cost_of_both: USD for the new one while both run: it loads, is compared, takes over
+    step by step, and the old one drains (as long as it may), each at the middle of its prediction; NaN where a price or
+    a time is unknown; where nothing runs, for loading. drift: how far its answers may be from those of now before a
+    migration is refused; empty where nothing runs.
     """
 
     node: str
@@ -104,7 +106,8 @@ def outlook(inputs: Inputs, key: WorkloadKey, node: str, device: str = "") -> Ou
         raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
     there = [one for one in plan.candidates if one.node == node and device in ("", one.device)]
     source = _source(plan, there)
-    estimates = [_estimate(inputs, source, candidate) for candidate in there]
+    rule = next(intent.migration for intent in inputs.intents if intent.key == key)
+    estimates = [_estimate(inputs, rule, source, candidate) for candidate in there]
     order = (Answer.YES, Answer.YES_WITH, Answer.NO)
     ranked = sorted(enumerate(estimates), key=lambda pair: (order.index(pair[1].answer), pair[0]))
     return Outlook(key, Slot(source.node, source.device) if source is not None else None, tuple(e for _, e in ranked))
@@ -116,7 +119,7 @@ def _source(plan: WorkloadPlan, there: Sequence[Candidate]) -> Candidate | None:
     return next((one for one in current if (one.node, one.device) not in slots), current[0] if current else None)
 
 
-def _estimate(inputs: Inputs, source: Candidate | None, candidate: Candidate) -> Estimate:
+def _estimate(inputs: Inputs, rule: MigrationRule, source: Candidate | None, candidate: Candidate) -> Estimate:
     refusal, nearest = candidate.refusal, candidate.nearest
     if refusal is None and candidate.current:
         where = f"{candidate.node}/{candidate.device}"
@@ -139,9 +142,24 @@ def _estimate(inputs: Inputs, source: Candidate | None, candidate: Candidate) ->
         load_s=load_s,
         now=_figures(source),
         then=_figures(candidate),
-        cost_of_both=candidate.cost_usd_per_h * load_s.mid / 3600,
-        drift=default(source.precision, candidate.precision) if source is not None else (),
+        cost_of_both=candidate.cost_usd_per_h * _both_s(inputs, rule, source, candidate) / 3600,
+        drift=completed(rule.tolerances, source.precision, candidate.precision) if source is not None else (),
     )
+
+
+def _both_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, candidate: Candidate) -> float:
+    """Seconds from the new replica's first to the old one's last."""
+    there = candidate.prediction
+    if there is None:
+        return math.nan
+    if source is None:
+        return there.load_s.mid
+    compared_s = 0.0
+    if rule.against is not Against.NONE:
+        here_s = source.prediction.latency_p95_s.mid if source.prediction is not None else math.nan
+        compared_s = rule.samples * (here_s + there.latency_p95_s.mid)
+    step_s = max(rule.hold_s, SETTLE_BEATS * inputs.fleet.timing.heartbeat_s)
+    return there.load_s.mid + compared_s + len(rule.steps) * step_s + rule.drain_s
 
 
 def _needs(inputs: Inputs, source: Candidate, candidate: Candidate) -> tuple[tuple[Need, str], ...]:
