@@ -1473,7 +1473,7 @@ class MoveEstimate(_message.Message):
     fetch_bytes: _builtins.int
     """What its node lacks of the model."""
     cost_of_both: _builtins.float
-    """USD, for the time in which both run and the new one loads; NaN where a price is unknown."""
+    """USD for the new one while both run: loading, compared, shifting, the old one draining; NaN where a price is unknown."""
     @_builtins.property
     def needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveNeed]: ...
     @_builtins.property

@@ -364,13 +364,16 @@ class Region:
         self.fleet, _ = judge(self.fleet, now)
         for _ in range(MOST_STEPS):
             advanced = advance(self.world(), self.migrations, now, wall)
-            decision = advanced.decision
-            self.decision, self.desired, self.memory = decision, decision.desired, decision.memory
-            self.events += decision.events
+            self.decision, self.desired, self.memory = (
+                advanced.decision, advanced.decision.desired, advanced.decision.memory
+            )  # fmt: skip
+            self.events += advanced.decision.events
             self.migrations |= advanced.changed
             self._send()
             if not advanced.changed:
                 break
+        decision = self.decision
+        assert decision is not None
         again = advance(self.world(), self.migrations, now, wall)
         assert again.changed == {}
         assert again.decision.desired == decision.desired
