@@ -22,7 +22,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2, enrolment_pb2_grpc
 from shoal.wire.identity import Identity, check_name, dns_of, identity_of_certificate
-from shoal.wire.limits import ENROL_BYTES
+from shoal.wire.limits import ENROL_BYTES, LINK_BYTES
 from shoal.wire.private import write_private
 from shoal.wire.signing import sign
 from shoal.wire.status import refusal_of
@@ -200,7 +200,7 @@ def _held(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, Identity, bytes, by
 def pinned_channel(address: str, token: JoinToken, server_name: str) -> Iterator[grpc.Channel]:
     """To the server that the token names, known by the CA that the token pins. Raises ShoalError for whatever goes
     wrong inside."""
-    with _channel(address, _pinned_ca(address, token), server_name) as channel:
+    with _channel(address, _pinned_ca(address, token), server_name, LINK_BYTES) as channel:
         yield channel
 
 
@@ -212,9 +212,9 @@ def _enrolment(address: str, ca_pem: bytes, region: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _channel(address: str, ca_pem: bytes, server_name: str) -> Iterator[grpc.Channel]:
+def _channel(address: str, ca_pem: bytes, server_name: str, most_bytes: int = ENROL_BYTES) -> Iterator[grpc.Channel]:
     try:
-        with undated_channel(address, ca_pem, server_name, ENROL_BYTES) as channel:
+        with undated_channel(address, ca_pem, server_name, most_bytes) as channel:
             yield channel
     except grpc.RpcError as cause:
         raise ShoalError(refusal_of(cause)) from cause

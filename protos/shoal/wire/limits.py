@@ -53,12 +53,13 @@ DATA_CONNECTIONS: Final = 4096
 Options = tuple[tuple[str, int | str], ...]
 
 
-def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS) -> Options:
-    """connections: at most, of one port; more are closed before TLS costs anything."""
+def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS, *, answers: int | None = None) -> Options:
+    """connections: at most, of one port; more are closed before TLS costs anything. answers: most bytes of one; as of
+    what comes in, unless given."""
     return (
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_receive_message_length", max_bytes),
-        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.max_send_message_length", max_bytes if answers is None else answers),
         ("grpc.so_reuseport", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -71,9 +72,10 @@ def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS) -> Optio
 
 
 def enrol_options() -> Options:
-    """Of the server where strangers call: whatever one does there, its connection ends within 15 s."""
+    """Of the server where strangers call: whatever one does there, its connection ends within 15 s. What it answers is
+    its own: a directory of a thousand regions, to one that joins."""
     return (
-        *server_options(ENROL_BYTES, ENROL_CONNECTIONS),
+        *server_options(ENROL_BYTES, ENROL_CONNECTIONS, answers=LINK_BYTES),
         ("grpc.max_concurrent_streams", ENROL_STREAMS),
         ("grpc.max_connection_age_ms", 10_000),
         ("grpc.max_connection_age_grace_ms", 5_000),

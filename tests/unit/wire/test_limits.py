@@ -3,12 +3,16 @@
 import re
 from pathlib import Path
 
+from harness.pki import Authority
 from shoal.agent.dataplane import intake, rest
 from shoal.agent.worker.groups import IDLE_BYTES, MOST_TASKS
 from shoal.agent.worker.service import MAX_RUN_S
 from shoal.coordinator.api.authorise import MESSAGE_S
+from shoal.coordinator.core.federation.rules import REGIONS_MOST
 from shoal.coordinator.link.grpc import HELLO_S, MOST_INVALID
+from shoal.types.offer import Directory, Member
 from shoal.wire import limits
+from shoal.wire.nouns import to_wire
 
 DOCS = Path(__file__).parents[3] / "docs"
 MIB = 2**20
@@ -51,3 +55,15 @@ def test_the_reference_of_limits_is_true() -> None:
 def test_the_guide_says_what_a_worker_may_take() -> None:
     text = (DOCS / "guides/hardening.md").read_text()
     assert f"its models' and {IDLE_BYTES // MIB} MiB; {MOST_TASKS:,} processes and threads" in text
+
+
+def test_who_joins_can_be_told_of_as_many_regions_as_there_may_be(tmp_path: Path) -> None:
+    """What is asked where tokens are redeemed stays small; the answer to a region holds the whole directory."""
+    root = Authority(tmp_path, "eu", 1.8e9).certificate.read_text()
+    members = tuple(
+        Member(f"region-{number:04}", f"coordinator.region-{number:04}.example:7447", (root, root), "eu")
+        for number in range(REGIONS_MOST)
+    )
+    options = dict(limits.enrol_options())
+    assert to_wire(Directory("fed", 1, members)).ByteSize() < int(options["grpc.max_send_message_length"])
+    assert options["grpc.max_receive_message_length"] == limits.ENROL_BYTES
