@@ -153,7 +153,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.migration.when.cooldown": Live(
             _MOVES, (Code.MOVE_BLOCKED,), note="after a move that was given up", reads="cooldown_s"
         ),
-        "spec.migration.when.max_concurrent": Live(_PLACEMENT, note="of the workload's replicas", reads="max_concurrent"),
+        "spec.migration.when.max_concurrent": Live(_PLACEMENT, note="of its replicas", reads="max_concurrent"),
         "spec.migration.verify.against": Live(_MOVES, (Code.VERIFY_FAILED,), only=("source", "none"), reads="against"),
         "spec.migration.verify.inputs": Live(
             _MOVES, (Code.VERIFY_IMPOSSIBLE,), only=("captured", "generated"), reads="inputs"
