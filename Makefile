@@ -15,7 +15,7 @@ IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice
 PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-long openvino lint types protos docs bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long openvino lint types protos docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -52,7 +52,8 @@ demo: $(STAMP) ## the whole story on this machine, on real models, in about two 
 test: $(TEST_STAMP) packages ## unit, contract, simulation and integration tests; what the rows of faults and attacks showed
 	rm -f report.json
 	$(PYTEST) tests/unit tests/contract tests/fuzz -n $(WORKERS) --dist loadscope
-	$(MAKE) --no-print-directory -j 2 test-simulation test-integration
+	$(MAKE) --no-print-directory -j 2 test-simulation test-together
+	$(MAKE) --no-print-directory test-alone
 	PYTHONPATH=tests $(BIN)/python -m harness.report
 
 # Simulated time waits for nobody, and real processes mostly wait: the simulation takes what they leave of the cores, and
@@ -61,8 +62,14 @@ test-simulation: $(TEST_STAMP)
 	@$(IDLE) $(PYTEST) tests/simulation -n $(WORKERS) --dist worksteal --timeout 1800 >$(SIMULATED) 2>&1; \
 	status=$$?; cat $(SIMULATED); exit $$status
 
-test-integration: $(TEST_STAMP) packages
+test-integration: ## real processes: what judges no times two at a time, then the others one by one
+	$(MAKE) --no-print-directory test-together
+	$(MAKE) --no-print-directory test-alone
+
+test-together: $(TEST_STAMP) packages
 	$(PYTEST) tests/integration -m "not long and not alone" -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+
+test-alone: $(TEST_STAMP) packages
 	$(PYTEST) tests/integration -m "not long and alone"
 
 test-long: $(TEST_STAMP) $(OPENVINO)/.installed packages ## the unscaled runs: minutes of real time each

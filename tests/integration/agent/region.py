@@ -276,12 +276,18 @@ class Machine:
         self._process.wait()
 
     def lose_power(self) -> None:
-        """Every process at once."""
-        for process in self.processes():
-            process.kill()
+        """Every process at once; what one of them started meanwhile too."""
         assert self._process is not None
+        self._process.kill()
+
+        def gone() -> bool:
+            left = self.processes()
+            for process in left:
+                process.kill()
+            return not left
+
+        wait_until(gone, 10.0, "all processes gone")
         self._process.wait()
-        wait_until(lambda: not self.processes(), 5.0, "all processes gone")
 
     def terminate(self, timeout: float = 20.0) -> int:
         assert self._process is not None

@@ -158,6 +158,10 @@ class FleetController:
                 f"protocol {PROTOCOL}",
                 "upgrade the older of the two",
             )
+        try:
+            await self._greeted(hello)
+        except ShoalError as error:
+            return error.refusal
         known = self.fleet.nodes.get(node)
         if known is not None and self._is_alive(known):
             refusal = Refusal(
@@ -170,11 +174,6 @@ class FleetController:
                 self._doubts[node] = _Doubt(peer or hello.node.grpc_address)
                 await self._truth.note(Event(Code.TWIN_REFUSED, node, str(refusal), node=node))
             return refusal
-        try:
-            await self._greeted(hello)
-        except ShoalError as error:
-            return error.refusal
-        known = self.fleet.nodes.get(node)
         epoch = (known.epoch if known is not None else 0) + 1
         wall = self._clock.wall()
         stored = NodeRecord(
