@@ -9,6 +9,7 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration import machine
+from shoal.coordinator.core.migration.estimate import aimed_at
 from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Place, Planned, Told
 from shoal.coordinator.core.migration.moves import WRONG
 from shoal.coordinator.core.placement.model import Aim
@@ -55,7 +56,7 @@ class MovingController:
 
         Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | MODEL_NOT_READY | CONFLICT | STORE_FULL)."""
         async with self._workloads.stepping:
-            self._aimed_at(aim)
+            aimed_at(self._fleet.fleet, aim)
             rule = self._rule_of(key)
             found = self._movable(key, aim, replica)
             migration = self._new(key, Cause.OPERATOR, actor, found, aim, rule)
@@ -118,16 +119,6 @@ class MovingController:
         return known
 
     # -- what may move -------------------------------------------------------------------------------------------------
-
-    def _aimed_at(self, aim: Aim) -> None:
-        state = self._fleet.fleet.nodes.get(aim.node)
-        if state is None:
-            raise refuse(Code.NODE_UNKNOWN, f"node {aim.node!r:.80}", "an enrolled node", "see `shoal get nodes`")
-        if aim.device and state.device(aim.device) is None:
-            raise refuse(
-                Code.NOT_FOUND, f"{aim.node} has no device {aim.device!r:.80}", "one of its devices",
-                f"see `shoal describe node {aim.node}`",
-            )  # fmt: skip
 
     def _rule_of(self, key: WorkloadKey) -> MigrationRule:
         intent = next((intent for intent in self._workloads.intents if intent.key == key), None)

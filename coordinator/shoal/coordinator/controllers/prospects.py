@@ -11,6 +11,7 @@ from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration.estimate import Answer, Outlook, outlook
 from shoal.coordinator.core.negotiation.trust import may_delegate
+from shoal.coordinator.core.placement.model import Aim
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Decline
 from shoal.types.workload import Delegation, DelegationMode, Intent, WorkloadKey
@@ -34,28 +35,30 @@ async def prospect(
 ) -> Prospect:
     """key: a workload; else its name is that of a pushed model. to: NODE, NODE/DEVICE, or one of `regions`.
 
-    Raises ShoalError(WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | FEDERATION_UNREACHABLE).
+    Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | NODE_UNKNOWN | NOT_FOUND | FEDERATION_UNREACHABLE).
     """
     catalog, intent = _subject(workloads, key)
-    node, _, device = to.partition("/")
+    aim = Aim.parse(to)
     inputs = workloads.inputs(catalog)
-    if node in inputs.fleet.nodes or node not in regions:
-        if node not in inputs.fleet.nodes:
+    if aim.node in inputs.fleet.nodes or aim.node not in regions:
+        if aim.node not in inputs.fleet.nodes:
             raise refuse(
                 Code.NODE_UNKNOWN,
                 f"{to!r:.120}",
                 "NODE, NODE/DEVICE or REGION",
                 "see `shoal get devices`, `shoal federation regions`",
             )
-        found = outlook(inputs, intent.key, node, device)
+        found = outlook(inputs, intent.key, aim)
         return Prospect(key, found.answer, within=found)
     if trades is None or not trades.may_trade:
         raise ShoalError(NOT_JOINED)
-    asked = replace(intent, delegation=Delegation(DelegationMode.WHEN_INFEASIBLE, to=(node,)))
+    asked = replace(intent, delegation=Delegation(DelegationMode.WHEN_INFEASIBLE, to=(aim.node,)))
     indicative = await trades.indicative(asked, catalog.profiles, None)
-    bids = [bid for bid in bids_of(indicative) if bid.judged.answer.region == node] if indicative is not None else []
-    if not may_delegate(intent.delegation, node):
-        bids = [replace(bid, judged=replace(bid.judged, refusal=_policy_forbids(intent, node))) for bid in bids]
+    bids = (
+        [bid for bid in bids_of(indicative) if bid.judged.answer.region == aim.node] if indicative is not None else []
+    )
+    if not may_delegate(intent.delegation, aim.node):
+        bids = [replace(bid, judged=replace(bid.judged, refusal=_policy_forbids(intent, aim.node))) for bid in bids]
     feasible = any(bid.judged.refusal is None and not isinstance(bid.judged.answer, Decline) for bid in bids)
     return Prospect(key, Answer.YES if feasible else Answer.NO, bids=tuple(bids))
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.migration.tolerance import completed
-from shoal.coordinator.core.placement.model import Candidate, Inputs, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Interval
 from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
@@ -89,28 +90,35 @@ class Outlook:
         return self.estimates[0].answer if self.estimates else Answer.NO
 
 
-def outlook(inputs: Inputs, key: WorkloadKey, node: str, device: str = "") -> Outlook:
-    """What moving a replica of this workload to `node` (one of its devices, if `device` names it) would take.
+def outlook(inputs: Inputs, key: WorkloadKey, aim: Aim) -> Outlook:
+    """What moving a replica of this workload there would take.
 
     The replica that moves is the first that is not there; the others stay. Raises ShoalError(WORKLOAD_UNKNOWN |
     NODE_UNKNOWN | NOT_FOUND): a node without that device.
     """
-    state = inputs.fleet.nodes.get(node)
-    if state is None:
-        raise refuse(Code.NODE_UNKNOWN, f"node {node!r:.80}", "a node of this region", "see `shoal get nodes`")
-    if device and state.device(device) is None:
-        has = ", ".join(each.name for each in state.node.devices) or "no device"
-        raise refuse(Code.NOT_FOUND, f"{node} has no {device!r:.80}", has, "see `shoal get devices`")
+    aimed_at(inputs.fleet, aim)
     plan = place(inputs, explain=(key,)).of(key)
     if plan is None:
         raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
-    there = [one for one in plan.candidates if one.node == node and device in ("", one.device)]
+    there = [one for one in plan.candidates if aim.allows(one.node, one.device, one.model)]
     source = _source(plan, there)
     rule = next(intent.migration for intent in inputs.intents if intent.key == key)
     estimates = [_estimate(inputs, rule, source, candidate) for candidate in there]
     order = (Answer.YES, Answer.YES_WITH, Answer.NO)
-    ranked = sorted(enumerate(estimates), key=lambda pair: (order.index(pair[1].answer), pair[0]))
-    return Outlook(key, Slot(source.node, source.device) if source is not None else None, tuple(e for _, e in ranked))
+    ranked = tuple(sorted(estimates, key=lambda each: order.index(each.answer)))
+    return Outlook(key, Slot(source.node, source.device) if source is not None else None, ranked)
+
+
+def aimed_at(fleet: Fleet, aim: Aim) -> None:
+    """Raises ShoalError(NODE_UNKNOWN | NOT_FOUND) where there is no such node, or no such device on it."""
+    state = fleet.nodes.get(aim.node)
+    if state is None:
+        raise refuse(Code.NODE_UNKNOWN, f"node {aim.node!r:.80}", "an enrolled node", "see `shoal get nodes`")
+    if aim.device and state.device(aim.device) is None:
+        raise refuse(
+            Code.NOT_FOUND, f"{aim.node} has no device {aim.device!r:.80}", "one of its devices",
+            f"see `shoal describe node {aim.node}`",
+        )  # fmt: skip
 
 
 def _source(plan: WorkloadPlan, there: Sequence[Candidate]) -> Candidate | None:

@@ -22,7 +22,7 @@ from unit.coordinator.core.region import (
 
 from shoal.coordinator.core.migration.estimate import Answer, Need, Outlook, outlook
 from shoal.coordinator.core.migration.tolerance import default
-from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.placement.model import Aim, Slot
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Against, Metric, MigrationRule, Tolerance
@@ -40,7 +40,7 @@ def running(asked: Intent, *, to: str, device: str = "", costs: dict[Slot, UsdPe
     region.intents = (asked,)
     region.costs = costs or {}
     region.run(20)
-    return outlook(inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key, to, device)
+    return outlook(inputs_of(region.world(), Elapsed(region.now), Wall(START + region.now)), asked.key, Aim(to, device))
 
 
 def test_to_the_same_kind_of_device_nothing_changes_but_the_figures() -> None:
@@ -99,7 +99,9 @@ def test_it_is_there_already() -> None:
 
 def test_what_runs_nowhere_yet_may_be_asked_for() -> None:
     fleet = fleet_of(node("only"))
-    found = outlook(inputs(fleet, intent(traffic=traffic(1.0)), profiles={DIGEST: profile()}), intent().key, "only")
+    found = outlook(
+        inputs(fleet, intent(traffic=traffic(1.0)), profiles={DIGEST: profile()}), intent().key, Aim("only")
+    )
     (one,) = found.estimates
     assert (found.source, one.answer, one.now, one.drift) == (None, Answer.YES, None, ())
 
