@@ -1680,9 +1680,116 @@ class MigrationStage(_message.Message):
 Global___MigrationStage: _TypeAlias = MigrationStage  # noqa: Y015
 
 @_typing.final
+class ReplicaService(_message.Message):
+    """What one replica gives and takes: seconds at the worker, joules per inference, USD/h of its device, g/h at the declared
+    rate. NaN where unknown.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    JOULES_FIELD_NUMBER: _builtins.int
+    COST_USD_PER_H_FIELD_NUMBER: _builtins.int
+    CARBON_G_PER_H_FIELD_NUMBER: _builtins.int
+    latency_p95_s: _builtins.float
+    joules: _builtins.float
+    cost_usd_per_h: _builtins.float
+    carbon_g_per_h: _builtins.float
+    def __init__(
+        self,
+        *,
+        latency_p95_s: _builtins.float = ...,
+        joules: _builtins.float = ...,
+        cost_usd_per_h: _builtins.float = ...,
+        carbon_g_per_h: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carbon_g_per_h", b"carbon_g_per_h", "cost_usd_per_h", b"cost_usd_per_h", "joules", b"joules", "latency_p95_s", b"latency_p95_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaService: _TypeAlias = ReplicaService  # noqa: Y015
+
+@_typing.final
+class MoveExpected(_message.Message):
+    """What a move was begun for, as predicted then. gain: the share by which the workload's objective is better after it.
+    seconds: from the new replica's first to the old one's last.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    FETCH_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    gain: _builtins.float
+    fetch_bytes: _builtins.int
+    seconds: _builtins.float
+    @_builtins.property
+    def before(self) -> Global___ReplicaService: ...
+    @_builtins.property
+    def after(self) -> Global___ReplicaService: ...
+    def __init__(
+        self,
+        *,
+        before: Global___ReplicaService | None = ...,
+        after: Global___ReplicaService | None = ...,
+        gain: _builtins.float = ...,
+        fetch_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "fetch_bytes", b"fetch_bytes", "gain", b"gain", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveExpected: _TypeAlias = MoveExpected  # noqa: Y015
+
+@_typing.final
+class MoveCame(_message.Message):
+    """What it brought, measured over over_s seconds after it was done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    OVER_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    gain: _builtins.float
+    seconds: _builtins.float
+    over_s: _builtins.float
+    requests: _builtins.int
+    errors: _builtins.int
+    @_builtins.property
+    def after(self) -> Global___ReplicaService: ...
+    def __init__(
+        self,
+        *,
+        after: Global___ReplicaService | None = ...,
+        gain: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        over_s: _builtins.float = ...,
+        requests: _builtins.int = ...,
+        errors: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "errors", b"errors", "gain", b"gain", "over_s", b"over_s", "requests", b"requests", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveCame: _TypeAlias = MoveCame  # noqa: Y015
+
+@_typing.final
 class MigrationView(_message.Message):
     """stage: planned | reserved | staging | warming | verifying | shifting | draining | done | rolling_back | aborted
-    cause: operator | documents | drain
+    cause: operator | documents | drain | slo | cost | energy | carbon | price | schedule | heat | power | notice |
+    failback | consolidation | wake
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1701,6 +1808,9 @@ class MigrationView(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     READINGS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    CAME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     stage: _builtins.str
     cause: _builtins.str
@@ -1711,6 +1821,8 @@ class MigrationView(_message.Message):
     """Of the source's requests, what the target takes now."""
     gives_up_at: _builtins.float
     """When its state is given up; 0 where it is over."""
+    why: _builtins.str
+    """Why it was begun, in words."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -1729,6 +1841,14 @@ class MigrationView(_message.Message):
     def verdict(self) -> _nouns_pb2.Verdict: ...
     @_builtins.property
     def readings(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardReading]: ...
+    @_builtins.property
+    def expected(self) -> Global___MoveExpected:
+        """Absent until something is known."""
+
+    @_builtins.property
+    def came(self) -> Global___MoveCame:
+        """Absent until it was done for a while."""
+
     def __init__(
         self,
         *,
@@ -1746,10 +1866,13 @@ class MigrationView(_message.Message):
         stages: _abc.Iterable[Global___MigrationStage] | None = ...,
         verdict: _nouns_pb2.Verdict | None = ...,
         readings: _abc.Iterable[Global___GuardReading] | None = ...,
+        why: _builtins.str = ...,
+        expected: Global___MoveExpected | None = ...,
+        came: Global___MoveCame | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "expected", b"expected", "reason", b"reason", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "cause", b"cause", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "why", b"why", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,9 +1,12 @@
 """A live move for people: where it is, what it showed, what the guard read."""
 
+import math
+from collections.abc import Callable
+
 from shoal.cli.render.output import line, table
 from shoal.cli.render.resources import reason, when
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.units import show_seconds
+from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import nouns_pb2, operator_pb2
 
 
@@ -24,11 +27,15 @@ def stage_line(migration: operator_pb2.MigrationView) -> str:
 
 def show_migration(migration: operator_pb2.MigrationView) -> None:
     line(stage_line(migration), "bold")
+    why = f": {migration.why}" if migration.why else ""
+    line(f"{migration.cause}{why}{f', by {migration.actor}' if migration.actor else ''}")
     began = migration.stages[0].at
     rows = [
         [one.stage.replace("_", " "), when(one.at), f"+{one.at - began:.1f}s", one.note] for one in migration.stages
     ]
     table(["STAGE", "ENTERED", "AFTER", ""], rows)
+    if migration.HasField("expected"):
+        _show_expected(migration)
     if migration.verdict.migration:
         _show_verdict(migration.verdict)
     if migration.readings:
@@ -43,6 +50,34 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
                 for one in migration.readings
             ],
         )  # fmt: skip
+
+
+def _show_expected(migration: operator_pb2.MigrationView) -> None:
+    """What it was begun for beside what came of it."""
+    expected, came = migration.expected, migration.came if migration.HasField("came") else None
+    fetch = f", {show_bytes(expected.fetch_bytes)} to fetch" if expected.fetch_bytes else ""
+    line(f"expected: {expected.gain:.0%} better, {_figure(expected.seconds, show_seconds)}{fetch}")
+    if came is not None:
+        errors = f", {came.errors} failed" if came.errors else ""
+        counted = f"{came.requests} requests in {show_seconds(came.over_s)}{errors}"
+        line(f"came: {came.gain:.0%} better, {show_seconds(came.seconds)}; {counted}")
+    known = [expected.before, expected.after, *([came.after] if came is not None else [])]
+    table(
+        ["", "BEFORE", "EXPECTED", *(["CAME"] if came is not None else [])],
+        [
+            [name, *(_figure(getattr(one, field), show_one) for one in known)]
+            for name, field, show_one in (
+                ("p95 at the worker", "latency_p95_s", show_seconds),
+                ("energy/inference", "joules", show_joules),
+                ("cost", "cost_usd_per_h", show_usd_per_hour),
+                ("carbon", "carbon_g_per_h", lambda value: f"{value:.3g} gCO2/h"),
+            )
+        ],
+    )
+
+
+def _figure(value: float, show_one: Callable[[float], str]) -> str:
+    return show_one(value) if math.isfinite(value) else "-"
 
 
 def _show_verdict(verdict: nouns_pb2.Verdict) -> None:

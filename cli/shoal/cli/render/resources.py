@@ -117,6 +117,21 @@ def signer(signature: artifacts_pb2.ModelSignature) -> str:
     return f"{signature.key} ({signature.model}{version}{ends})" if signature.key else ""
 
 
+def _gain(row: operator_pb2.MigrationView) -> str:
+    """What was expected, and what came where that is known."""
+    if not row.HasField("expected"):
+        return "-"
+    return f"{row.expected.gain:.0%}" + (f", came {row.came.gain:.0%}" if row.HasField("came") else "")
+
+
+def _before_and_after(row: operator_pb2.MigrationView, figure: str, show_one: Callable[[float], str]) -> str:
+    """As it was, as it was to become, as it came to be."""
+    if not row.HasField("expected"):
+        return "-"
+    known = [row.expected.before, row.expected.after, *([row.came.after] if row.HasField("came") else [])]
+    return " -> ".join(show_one(value) if math.isfinite(value := getattr(one, figure)) else "?" for one in known)
+
+
 def _shape(dims: Sequence[int]) -> str:
     return "x".join("?" if dim < 0 else str(dim) for dim in dims) or "scalar"
 
@@ -299,7 +314,12 @@ _COLUMNS["migrations"] = (
     ("SHARE", lambda row: f"{row.share:.0%}"),
     ("VERIFIED", lambda row: ("yes" if row.verdict.passed else "no") if row.verdict.migration else "-"),
     ("CAUSE", lambda row: row.cause),
+    ("GAIN", lambda row: _gain(row)),
     ("REASON", lambda row: reason(row.reason)),
+    ("+P95", lambda row: _before_and_after(row, "latency_p95_s", show_seconds)),
+    ("+ENERGY", lambda row: _before_and_after(row, "joules", show_joules)),
+    ("+TOOK", lambda row: show_seconds(row.came.seconds) if row.HasField("came") else "-"),
+    ("+WHY", lambda row: row.why or "-"),
     ("+BEGAN", lambda row: when(row.stages[0].at)),
     ("+GIVES UP AT", lambda row: when(row.gives_up_at)),
     ("+BY", lambda row: row.actor or "-"),

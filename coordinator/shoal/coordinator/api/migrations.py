@@ -4,8 +4,10 @@ from shoal.coordinator.api.views import key_view, refusal_view
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration.model import (
     Aborted,
+    Came,
     Done,
     Draining,
+    Expected,
     Figures,
     Migration,
     Place,
@@ -13,6 +15,7 @@ from shoal.coordinator.core.migration.model import (
     Preparing,
     Reading,
     RollingBack,
+    Service,
     Shifting,
 )
 from shoal.coordinator.core.migration.moves import move_of
@@ -48,6 +51,9 @@ def migration_view(
         stages=[operator_pb2.MigrationStage(stage=one.stage, at=one.at, note=one.note) for one in migration.story],
         verdict=to_wire(verdict) if verdict is not None else None,
         readings=[_reading(reading) for reading in migration.readings],
+        why=migration.reason,
+        expected=_expected(migration.expected) if migration.expected is not None else None,
+        came=_came(migration.came) if migration.came is not None else None,
     )
 
 
@@ -89,6 +95,36 @@ def _place(place: Place) -> operator_pb2.MigrationPlace:
         device=place.device,
         model=place.model,
         precision=place.precision,
+    )
+
+
+def _expected(expected: Expected) -> operator_pb2.MoveExpected:
+    return operator_pb2.MoveExpected(
+        before=_service(expected.before),
+        after=_service(expected.after),
+        gain=expected.gain,
+        fetch_bytes=expected.fetch_bytes,
+        seconds=expected.seconds,
+    )
+
+
+def _came(came: Came) -> operator_pb2.MoveCame:
+    return operator_pb2.MoveCame(
+        after=_service(came.after),
+        gain=came.gain,
+        seconds=came.seconds,
+        over_s=came.over_s,
+        requests=came.requests,
+        errors=came.errors,
+    )
+
+
+def _service(service: Service) -> operator_pb2.ReplicaService:
+    return operator_pb2.ReplicaService(
+        latency_p95_s=service.latency_p95_s,
+        joules=service.joules,
+        cost_usd_per_h=service.cost,
+        carbon_g_per_h=service.carbon,
     )
 
 

@@ -1,5 +1,6 @@
 """What is remembered of one live move of a replica, and what the machine is shown of the region."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
@@ -8,7 +9,7 @@ from shoal.coordinator.core.placement.model import Aim
 from shoal.types.assignment import Observed
 from shoal.types.codes import Refusal
 from shoal.types.migration import MigrationRule, Verdict
-from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 NEVER: Final = Wall(0.0)
@@ -38,6 +39,28 @@ class Cause(StrEnum):
     """What was applied asks for another place, model or precision."""
     DRAIN = "drain"
     """Its node is to be emptied."""
+    SLO = "slo"
+    """It is slower than its policy allows, or is about to be."""
+    COST = "cost"
+    ENERGY = "energy"
+    CARBON = "carbon"
+    PRICE = "price"
+    """The objective is better elsewhere. COST, ENERGY: that figure of the place makes most of the difference; CARBON,
+    PRICE: what changed is the region's intensity, or what an hour of a node costs."""
+    SCHEDULE = "schedule"
+    """Another objective holds at this time."""
+    HEAT = "heat"
+    """Its device is too hot, or slows itself down."""
+    POWER = "power"
+    """Its node draws more than it may."""
+    NOTICE = "notice"
+    """The region that runs it has given notice."""
+    FAILBACK = "failback"
+    """The place that it was taken from can have it again."""
+    CONSOLIDATION = "consolidation"
+    """Its device may sleep without it."""
+    WAKE = "wake"
+    """More is about to be asked of it than its place can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +77,56 @@ class Place:
     @property
     def where(self) -> str:
         return f"{self.node}/{self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What one replica gives and takes. latency_p95_s: at the worker, seconds; joules: per inference; cost: USD/h of
+    its device; carbon: g/h at the declared rate. NaN where unknown."""
+
+    latency_p95_s: float = math.nan
+    joules: float = math.nan
+    cost: float = math.nan
+    carbon: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a move is begun for, as predicted then. before, after: the replica that goes, the one that comes. gain: the
+    share by which the workload's objective is better after it; negative where something else than that asks for it.
+    fetch_bytes: what the new one's node lacks of the model. seconds: from the new one's first to the old one's last."""
+
+    before: Service
+    after: Service
+    gain: float
+    fetch_bytes: Bytes
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What a move brought, measured over `over_s` after it was done. after: latency and joules of the `requests` since,
+    NaN without any. gain: of that over what the old one was expected to go on with. seconds: as in `Expected`."""
+
+    after: Service
+    gain: float
+    seconds: Seconds
+    over_s: Seconds
+    requests: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A move that something speaks for. reason: in words, with the figures that say so. expected: None where what it is
+    begun for is no figure of a replica (a notice)."""
+
+    workload: WorkloadKey
+    source: Place
+    aim: Aim
+    cause: Cause
+    reason: str
+    expected: Expected | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +239,8 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class Migration:
     """target: None until it has a place. rule: as the policy was when it began. cleared: an operator took back what was
-    held against its target after it, or its device was measured anew."""
+    held against its target after it, or its device was measured anew. reason: why it was begun, in words. expected:
+    None until it has a place, where nothing told it before. came: None until it was done for a while."""
 
     id: str
     workload: WorkloadKey
@@ -181,6 +255,9 @@ class Migration:
     readings: tuple[Reading, ...] = ()
     story: tuple[Entered, ...] = ()
     cleared: bool = False
+    reason: str = ""
+    expected: Expected | None = None
+    came: Came | None = None
 
     @property
     def stage(self) -> Stage:
