@@ -63,6 +63,7 @@ _FEDERATION = Later("federation")
 _SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
 _MIGRATION = Later("migration")
 _STATE = Later("stateful sessions")
+_WINDOW = Live(_MOVES, note="when moves that nobody asked for may begin", reads="windows")
 _TOLERANCE = Live(_MOVES, (Code.VERIFY_FAILED,), note="of a move's outputs", reads="tolerances")
 
 CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
@@ -170,10 +171,10 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
             _MOVES, (Code.GUARD_TRIPPED,), note="of what the old one shows", reads="guard_p95"
         ),
         "spec.migration.drain": Live(_MOVES, reads="drain_s"),
-        "spec.migration.windows.days": _MIGRATION,
-        "spec.migration.windows.from": _MIGRATION,
-        "spec.migration.windows.to": _MIGRATION,
-        "spec.migration.windows.zone": _MIGRATION,
+        "spec.migration.windows.days": _WINDOW,
+        "spec.migration.windows.from": _WINDOW,
+        "spec.migration.windows.to": _WINDOW,
+        "spec.migration.windows.zone": _WINDOW,
         "spec.partition.heartbeat": Live(_WORKLOADS, reads="heartbeat_s"),
         "spec.partition.lost_after": Live(_FLEET, (Code.NODE_SUSPECT, Code.NODE_LOST), reads="lost_after_s"),
         "spec.partition.serve": Live("shoal.agent.core.partition", reads="serve_s"),
@@ -412,6 +413,15 @@ def _migration(migration: Migration) -> Rule:
             yield (*path, "shift", "guard", "errors"), _no_effect(found, "less than 100%", "lower it, or remove it")
         if guard is not None and guard.p95 == 0:
             yield (*path, "shift", "guard", "p95"), _unreachable("p95 of 0x", "more than zero", "raise it")
+    for index, window in enumerate(migration.windows):
+        if window.opens == window.closes:
+            found = f"from {window.opens} to {window.closes}"
+            yield (
+                (*path, "windows", index, "to"),
+                _unreachable(found, "a window of some length", "for a whole day write from 00:00 to 24:00"),
+            )
+        if window in migration.windows[:index]:
+            yield (*path, "windows", index), _no_effect("the same window again", "each once", "remove it")
     if migration.drain is not None and migration.drain > DRAIN_S:
         found = f"drain {shown(migration, 'drain')}"
         yield (*path, "drain"), _unreachable(found, f"at most {DRAIN_S:.0f}s", "a node waits no longer: lower it")

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from shoal.policies.calendar import Days, TimeOfDay, Zone
 from shoal.policies.quantities import (
     Carbon,
     Cost,
@@ -202,10 +203,12 @@ class Shift(Part):
 
 
 class Window(Part):
-    days: Line
-    opens: Line = Field(alias="from")
-    closes: Line = Field(alias="to")
-    zone: Line
+    """On these days, by the clock on the wall; `to` not after `from` is the day after."""
+
+    days: Days
+    opens: TimeOfDay = Field(alias="from")
+    closes: TimeOfDay = Field(alias="to")
+    zone: Zone
 
 
 class Migration(Part):

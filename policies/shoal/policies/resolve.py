@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from shoal.policies import kinds
+from shoal.policies.calendar import days_of, minutes_of
 from shoal.policies.documents import key_of_workload
 from shoal.policies.kinds import Capture, Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, Tolerance
+from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, Tolerance, Window
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
     Delegation,
@@ -154,6 +155,10 @@ def _migration(spec: PolicySpec) -> MigrationRule:
         "max_concurrent": when.max_concurrent,
         "gain": when.gain,
         "cooldown_s": when.cooldown,
+        "windows": tuple(
+            Window(days_of(one.days), minutes_of(one.opens), minutes_of(one.closes), one.zone)
+            for one in migration.windows
+        ),
     }
     return MigrationRule(**{name: value for name, value in given.items() if value is not None})
 

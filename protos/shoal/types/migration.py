@@ -51,6 +51,22 @@ class Tolerance:
     k: int = 5
 
 
+DAY_MINUTES: Final = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Hours of the week, by the clock on a wall in `zone` (a name of the tz database).
+
+    days: on which it opens, Monday is 0. opens, closes: minutes since midnight, `closes` up to DAY_MINUTES; where it is
+    not after `opens` it closes on the day after."""
+
+    days: tuple[int, ...]
+    opens: int
+    closes: int
+    zone: str
+
+
 @dataclass(frozen=True, slots=True)
 class MigrationRule:
     """How a replica that serves gives its place to another.
@@ -60,7 +76,8 @@ class MigrationRule:
     each is held so long. guard_errors: the share of its requests that the new one may fail in a step; guard_p95: how
     many times as slow as the old one it may be. drain_s: what the old one has to finish in. max_concurrent: replicas of
     the workload that move at once. gain: documents that changed move a replica only to where its objective is better by
-    this share. cooldown_s: a move that was given up is not tried again before.
+    this share. cooldown_s: a move that was given up is not tried again before. windows: when moves that nobody asked
+    for may begin; none: at any time.
     """
 
     against: Against = Against.SOURCE
@@ -75,6 +92,7 @@ class MigrationRule:
     max_concurrent: int = 1
     gain: float = 0.1
     cooldown_s: Seconds = Seconds(300.0)
+    windows: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

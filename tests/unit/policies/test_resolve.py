@@ -24,7 +24,7 @@ from shoal.policies import (
 )
 from shoal.types import units
 from shoal.types.codes import Code, ShoalError
-from shoal.types.migration import Against, Metric, MigrationRule, Tolerance
+from shoal.types.migration import Against, Metric, MigrationRule, Tolerance, Window
 from shoal.types.units import parse_quantity, show_quantity
 from shoal.types.workload import (
     Delegation,
@@ -130,7 +130,8 @@ def test_a_policy_says_how_a_replica_moves() -> None:
     )
     moves = POLICY.replace("allow: [fp32]}", f"allow: [fp32], {tolerance}}}") + (
         "  migration: {when: {gain: 25%, cooldown: 1m, max_concurrent: 2}, verify: {against: none, samples: 32},\n"
-        "    shift: {steps: [5%, 100%], hold: 10s, guard: {errors: 0.5%, p95: 1.2x}}, drain: 20s}\n"
+        "    shift: {steps: [5%, 100%], hold: 10s, guard: {errors: 0.5%, p95: 1.2x}}, drain: 20s,\n"
+        "    windows: [{days: 'fri-sun, wed', from: 20:00, to: 06:00, zone: Europe/Paris}]}\n"
     )
     assert resolve(only(WORKLOAD), only(moves), revision=1, digests=DIGESTS).migration == MigrationRule(
         against=Against.NONE,
@@ -144,6 +145,7 @@ def test_a_policy_says_how_a_replica_moves() -> None:
         max_concurrent=2,
         gain=0.25,
         cooldown_s=units.Seconds(60.0),
+        windows=(Window((2, 4, 5, 6), 20 * 60, 6 * 60, "Europe/Paris"),),
     )
 
 
