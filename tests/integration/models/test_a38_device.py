@@ -59,7 +59,7 @@ class Scene:
             f"{asked.id} to fail",
         )
         assert self.coordinator.observed[asked.id].code is code
-        assert any(event.code == code for event in self.coordinator.events)
+        await until(lambda: any(event.code == code for event in self.coordinator.events), 10.0, f"word of {code}")
 
     def fetched(self, digest: str) -> bool:
         return any(found == digest for found, _ in self.coordinator.fetched)
