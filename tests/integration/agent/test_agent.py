@@ -358,7 +358,9 @@ async def test_f33_bytes_changed_in_the_cache_are_never_served(scene: Scene) -> 
     await scene.serves(scene.client(), 20.0, "the right answer again")
     assert len(scene.coordinator.fetched) == fetched + 1
     assert cached.read_bytes() == scene.model
-    assert any(each.code == Code.MODEL_DIGEST for each in scene.coordinator.events)
+    await until(
+        lambda: any(each.code == Code.MODEL_DIGEST for each in scene.coordinator.events), 10.0, "word of the digest"
+    )
 
 
 async def test_a36_other_bytes_on_the_wire_are_never_loaded(scene: Scene) -> None:
