@@ -1811,6 +1811,7 @@ class MigrationView(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
     CAME_FIELD_NUMBER: _builtins.int
+    VERDICT_SHA256_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     stage: _builtins.str
     cause: _builtins.str
@@ -1823,6 +1824,8 @@ class MigrationView(_message.Message):
     """When its state is given up; 0 where it is over."""
     why: _builtins.str
     """Why it was begun, in words."""
+    verdict_sha256: _builtins.str
+    """Of the verdict as it is stored, in hexadecimal: what the audit log says of it. Empty without one."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -1869,10 +1872,11 @@ class MigrationView(_message.Message):
         why: _builtins.str = ...,
         expected: Global___MoveExpected | None = ...,
         came: Global___MoveCame | None = ...,
+        verdict_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "expected", b"expected", "reason", b"reason", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "why", b"why", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """Live moves, as the operator API shows them. Pure: values in, messages out."""
 
 from shoal.coordinator.api.views import key_view, refusal_view
+from shoal.coordinator.controllers.migrations import verdict_digest
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration.model import (
     Aborted,
@@ -54,6 +55,7 @@ def migration_view(
         why=migration.reason,
         expected=_expected(migration.expected) if migration.expected is not None else None,
         came=_came(migration.came) if migration.came is not None else None,
+        verdict_sha256=verdict_digest(verdict) if verdict is not None else "",
     )
 
 
@@ -63,8 +65,9 @@ def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | 
         case Planned():
             plan = controller.plan_now.of(migration.workload) if controller.plan_now is not None else None
             why = plan.unmoved.get(migration.id) if plan is not None else None
-            found = str(why) if why is not None else "another move of its workload is under way, or it was just asked"
-            return Refusal(Code.NO_ROOM_FOR_BOTH, found)
+            if why is None:
+                return Refusal(Code.WAITING_FOR_TURN, "another move of its workload is under way, or it was just asked")
+            return Refusal(Code.NO_ROOM_FOR_BOTH, str(why))
         case Preparing():
             name = migration.target.assignment if migration.target is not None else ""
             wait = next((wait for wait in controller.waits if wait.assignment == name), None)

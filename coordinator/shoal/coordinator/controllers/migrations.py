@@ -3,6 +3,7 @@
 What is over is kept for `shoal get migrations`, the newest first; and as long as it forbids a place.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -21,6 +22,7 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.coordinator.core.migration.moves import forbids
 from shoal.coordinator.ports import Store
+from shoal.types.migration import Verdict
 from shoal.types.units import Elapsed, Seconds
 
 MIGRATIONS: Final = "migrations/"
@@ -58,6 +60,15 @@ class Migrations:
         stored = [records.load(StoredMigration, record.value) for record in await store.scan(MIGRATIONS)]
         self.all = {each.migration.id: each.restored(now) for each in stored}
 
+    def judged(self, changed: Mapping[str, Migration]) -> tuple[Migration, ...]:
+        """Of what is to be written, those whose new replica was judged since they were written last."""
+        known = {name: each.verdict for name, each in self.all.items()}
+        return tuple(
+            each
+            for name, each in sorted(changed.items())
+            if each.verdict is not None and each.verdict != known.get(name)
+        )
+
     @property
     def live(self) -> Sequence[Migration]:
         """Those that are not over, the oldest first."""
@@ -79,6 +90,11 @@ class Migrations:
         """Until the next of them has something to do by time alone."""
         times = [due - now for each in self.all.values() for due in _due(each) if due > now]
         return Seconds(min(times)) if times else None
+
+
+def verdict_digest(verdict: Verdict) -> str:
+    """SHA-256 of a verdict as it is stored with its migration, in hexadecimal."""
+    return hashlib.sha256(records.dump(verdict)).hexdigest()
 
 
 def _began(migration: Migration) -> tuple[float, str]:

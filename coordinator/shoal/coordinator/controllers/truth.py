@@ -103,6 +103,10 @@ class Truth:
         ..)."""
         return await self._events.commit(puts, deletes=deletes, expect=expect, events=events)
 
+    async def attest(self, actor: str, action: str, subject: str, outcome: str) -> None:
+        """Into the audit log. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
+        await self._events.audit(actor, action, subject, outcome)
+
     async def note(self, *events: Event) -> None:
         """Events about what was not written: dropped and counted when the store cannot take them."""
         try:

@@ -26,7 +26,7 @@ from shoal.coordinator.controllers.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.memory import StoredMemory
-from shoal.coordinator.controllers.migrations import Migrations
+from shoal.coordinator.controllers.migrations import Migrations, verdict_digest
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
@@ -45,8 +45,10 @@ from shoal.policies import Problem, node_price
 from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, refuse
+from shoal.types.device import Role
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
+from shoal.wire.identity import uri_of
 
 DESIRED: Final = "desired/"
 MEMORY: Final = "memory"
@@ -340,6 +342,7 @@ class WorkloadsController:
                 puts[MEMORY] = records.dump(StoredMemory(self._clock.now(), decision.memory))
             events = [_event(happened) for happened in decision.events]
             deletes = (*(DESIRED + node for node in gone), *written.deletes)
+            await self._attest(self.migrations.judged(advanced.changed))
             await self._truth.commit(puts, deletes=deletes, events=events)
         self._memory = self._saved = decision.memory
         self.migrations.adopt(advanced.changed, written)
@@ -444,6 +447,15 @@ class WorkloadsController:
     def _inputs(self, catalog: Catalog) -> Inputs:
         now = self._clock.now()
         return inputs_of(moving(self._world(catalog), self.migrations.all, now), now, self._clock.wall())
+
+    async def _attest(self, judged: Sequence[Migration]) -> None:
+        """What verifications came to, into the audit log before anything acts on it: twice after a crash in between,
+        never not at all. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
+        for each in judged:
+            if each.verdict is not None and each.target is not None:
+                actor = uri_of(self._region, Role.AGENT, each.target.node)
+                came = "passed" if each.verdict.passed else str(each.verdict.code or Code.VERIFY_FAILED)
+                await self._truth.attest(actor, "Verify", each.id, f"{came} sha256:{verdict_digest(each.verdict)}")
 
     def _count(self, changed: Mapping[str, Migration]) -> None:
         for each in changed.values():

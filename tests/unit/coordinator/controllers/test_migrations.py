@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.region import DIGEST, DOCUMENTS, Agent, World
+from shoal.coordinator.api.migrations import migration_view
 from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, Migrations, StoredMigration
+from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, Migrations, StoredMigration, verdict_digest
 from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Stage
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.assignment import Phase
@@ -79,6 +80,35 @@ async def test_an_operator_moves_a_workload(world: World) -> None:
         "MIGRATION_PLANNED", "MIGRATION_RESERVED", "MIGRATION_SHIFTING", "MIGRATION_SHIFTING", "MIGRATION_DRAINING",
         "MIGRATION_DONE",
     ]  # fmt: skip
+
+
+async def test_what_a_verification_came_to_is_audited_before_anything_acts_on_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    said = list[tuple[str, str, str, str]]()
+    audit = world.region.events.audit
+
+    async def heard(actor: str, action: str, subject: str, outcome: str) -> None:
+        assert world.region.moving.one(begun.id).verdict is None
+        said.append((actor, action, subject, outcome))
+        await audit(actor, action, subject, outcome)
+
+    monkeypatch.setattr(world.region.events, "audit", heard)
+    ended = await until_over(world, begun, source, target)
+    assert ended.verdict is not None
+    found = f"passed sha256:{verdict_digest(ended.verdict)}"
+    assert said == [(f"shoal://eu/agent/{target.name}", "Verify", begun.id, found)]
+    view = migration_view(world.region.workloads, ended, world.clock.now(), world.clock.wall())
+    assert view.verdict_sha256 == verdict_digest(ended.verdict)
+
+
+async def test_what_waits_for_its_turn_says_so(world: World) -> None:
+    _, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    view = migration_view(world.region.workloads, begun, world.clock.now(), world.clock.wall())
+    assert view.reason.code == Code.WAITING_FOR_TURN
 
 
 async def test_a_restart_at_any_state_finds_it_and_goes_on(world: World, tmp_path: Path) -> None:

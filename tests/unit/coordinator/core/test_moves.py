@@ -302,6 +302,17 @@ def test_a_target_that_dies_on_the_way_changes_nothing_for_the_source() -> None:
     assert region.migrations[moving].stage is Stage.ABORTED
 
 
+def test_what_a_place_is_blamed_for_goes_with_its_workload() -> None:
+    region = settled("a", "b")
+    region.agents["b"].wrong = True
+    moving = region.migrate("b")
+    region.run(20)
+    assert not region.migrations[moving].cleared
+    region.intents = ()
+    region.run(5)
+    assert region.migrations[moving].cleared
+
+
 def test_a_deleted_workload_ends_its_move() -> None:
     region = settled("a", "b")
     moving = region.migrate("b")

@@ -77,7 +77,8 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall) -> A
             after, events = machine.step(migrations[name], scene.seen(migrations[name]), now, wall, limits)
             if after != migrations[name]:
                 note(after, events)
-        if name not in changed and forbids(migrations[name]) and outlived(migrations[name], world.fleet):
+        blamed = name not in changed and forbids(migrations[name])
+        if blamed and (migrations[name].workload not in intents or outlived(migrations[name], world.fleet)):
             note(replace(migrations[name], cleared=True), ())
     told_of = _told(decision.desired, {**migrations, **changed}, world.fleet, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))

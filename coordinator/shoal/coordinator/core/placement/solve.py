@@ -75,6 +75,7 @@ class Solver:
         self.opening = opening.undecided(scope, intent, current, -1)
         self.terms = terms_of(intent)
         self.broken = tuple(each for each in current.fallen if each.assignment.id in scope.inputs.broken)
+        self._levels = dict[tuple[Requirements, Limits], Level]()
 
     @property
     def counted(self) -> tuple[Standing, ...]:
@@ -127,7 +128,14 @@ class Solver:
 
     def solve(self, require: Requirements, limits: Limits) -> Level:
         """Pick replicas one by one, best first. A current one that is confirmed stays; one whose documents changed
-        yields to what its policy calls a gain; one that stands by takes over before a new one comes."""
+        yields to what its policy calls a gain; one that stands by takes over before a new one comes. Worked out once:
+        why a move waits is read from what found no place for it."""
+        known = self._levels.get((require, limits))
+        if known is None:
+            known = self._levels[require, limits] = self._solve(require, limits)
+        return known
+
+    def _solve(self, require: Requirements, limits: Limits) -> Level:
         scope, intent, options = self.scope, self.intent, self.options
         wanted = self._wanted(require)
         faults = [scope.faults(option, intent, require, limits) for option in options]
