@@ -117,9 +117,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.require.precision.tolerance.outputs.at_most": _TOLERANCE,
         "spec.require.availability.replicas": Live(_PLACEMENT, (Code.REPLICAS_SHORT,), reads="replicas"),
         "spec.require.availability.spread": Live(_PLACEMENT, (Code.SPREAD_CONFLICT,), reads="spread"),
-        "spec.require.availability.standby": Live(
-            _PLACEMENT, (Code.STANDBY_SHORT,), only=("none", "warm"), note="staged: migration", reads="standby"
-        ),
+        "spec.require.availability.standby": Live(_PLACEMENT, (Code.STANDBY_SHORT,), reads="standby"),
         "spec.require.availability.recovery": Live(
             _WORKLOADS, note="what `shoal doctor` holds the region to", reads="recovery_s"
         ),

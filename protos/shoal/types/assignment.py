@@ -20,6 +20,8 @@ class Phase(StrEnum):
     WARMING = "warming"
     VERIFYING = "verifying"
     """Warm, and not to take requests before it has passed its verification."""
+    STAGED = "staged"
+    """Its bytes are on disk, and nothing is loaded: as asked for."""
     READY = "ready"
     DRAINING = "draining"
     GONE = "gone"
@@ -55,7 +57,7 @@ class Assignment:
     signature; None where it does not. verification: of a replica that takes over from another, until it has passed.
     verifiers: of a replica that another takes over from. capture: how many of its requests the node may keep in memory,
     with the workload's consent, to verify moves with; 0: none. standby: kept ready for when no other replica
-    answers; its node runs it as any.
+    answers; its node runs it as any, but where it is staged: then its bytes are fetched, and nothing is loaded.
     """
 
     id: str
@@ -77,6 +79,7 @@ class Assignment:
     verifiers: tuple[Verifier, ...] = ()
     capture: int = 0
     standby: bool = False
+    staged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

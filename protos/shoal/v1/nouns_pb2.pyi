@@ -811,6 +811,7 @@ class Assignment(_message.Message):
     VERIFIERS_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
     STANDBY_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -824,6 +825,7 @@ class Assignment(_message.Message):
     max_batch: _builtins.int
     capture: _builtins.int
     standby: _builtins.bool
+    staged: _builtins.bool
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -858,10 +860,11 @@ class Assignment(_message.Message):
         verifiers: _abc.Iterable[Global___Verifier] | None = ...,
         capture: _builtins.int = ...,
         standby: _builtins.bool = ...,
+        staged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

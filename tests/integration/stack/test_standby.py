@@ -16,7 +16,7 @@ NAME = "kept"
 BACK_WITHIN_S = 1.0
 BEYOND_LOAD_S = 2.0
 """Beyond detection and the time that the model takes to load, where nothing stands by."""
-KEPT = {"warm": "standby: warm", "none": "replicas: 1", "two": "replicas: 2, spread: node"}
+KEPT = {"warm": "standby: warm", "staged": "standby: staged", "none": "replicas: 1", "two": "replicas: 2, spread: node"}
 
 
 @pytest.fixture
@@ -32,15 +32,24 @@ def load_s(row: operator_pb2.PlacementView) -> float:
     return row.observed.measured.load_s
 
 
+def staged(stack: Stack) -> list[operator_pb2.PlacementView]:
+    """Both replicas, once the one that stands by has its bytes and nothing loaded; none before."""
+    rows = list(stack.placements(NAME))
+    kept = [row for row in rows if row.assignment.staged]
+    return rows if len(rows) == 2 and [row.observed.phase for row in kept] == ["staged"] else []
+
+
 @pytest.mark.parametrize(
-    "kept", ["warm", pytest.param("none", marks=pytest.mark.long), pytest.param("two", marks=pytest.mark.long)]
+    "kept", ["warm", *(pytest.param(one, marks=pytest.mark.long) for one in ("staged", "none", "two"))]
 )
 def test_f04_agent_killed_whole_under_load(killed: Stack, kept: str) -> None:
     stack = killed
     stack.apply(
         documents(policy(NAME, f"  require: {{availability: {{{KEPT[kept]}}}}}\n"), workload(NAME, "relu", NAME))
     )
-    rows = stack.serves(NAME, 1 if kept == "none" else 2)
+    rows = stack.serves(NAME, 1 if kept in ("none", "staged") else 2)
+    if kept == "staged":
+        rows = wait_until(lambda: staged(stack), PATIENCE_S, "the standby's bytes to be on disk")
     active = next(row for row in rows if not row.assignment.standby)
     spare = [row.assignment.id for row in rows if row is not active]
     last = stack.events()[-1].sequence
@@ -59,13 +68,15 @@ def test_f04_agent_killed_whole_under_load(killed: Stack, kept: str) -> None:
     slowed_s = slowed_by_others()
     assert verdict.violations == (), str(verdict)
     told = {event.code: event for event in reversed(stack.events(last)) if event.node or event.workload.name == NAME}
-    if kept == "none":
+    if kept in ("none", "staged"):
         suspect_s = told["NODE_SUSPECT"].at
         ready_s = told["READY"].at - suspect_s
         assert ready_s - slowed_s <= load_s(others[0]) + BEYOND_LOAD_S, (ready_s, load_s(others[0]))
     else:
         assert verdict.lost == 0, str(verdict)
+    if kept != "none":
         assert [row.assignment.id for row in others] == spare, "the very same replica"
+    if kept in ("warm", "two"):
         assert silent_s - slowed_s <= BACK_WITHIN_S, f"of which {slowed_s:.2f}s because others hold the cores"
     record(
         "F04", "P", 1, fault="SIGKILL of all processes", kept=kept, sent=verdict.sent, lost=verdict.lost,

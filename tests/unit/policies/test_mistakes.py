@@ -225,7 +225,6 @@ MISTAKES = [
         Code.FIELD_INVALID,
         "2027-12-31",
     ),
-    ("standby", policy("  require: {availability: {standby: §staged}}\n"), Code.NOT_SUPPORTED_YET, "write none, warm"),
     ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),
     ("no consent", workload("  capture: {consent: false, max: §16}\n"), Code.FIELD_WITHOUT_EFFECT, "consent: true"),
     ("session", workload("  session: {§state: {h: hn}}\n"), Code.NOT_SUPPORTED_YET, "remove"),

@@ -1,5 +1,5 @@
 """One assignment on one node: fetching -> loading -> warming -> (verifying ->) ready -> draining -> gone, and
-failed(code, retry_at).
+failed(code, retry_at). One that is only to be staged stops at its bytes: fetching -> staged.
 
 `step` is the whole behaviour. The supervisor feeds it what happened and carries out what it asks; every transitional
 state has a deadline, and each state asks for its own wake-up when it is entered.
@@ -106,7 +106,18 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """The bytes are here, and nothing is loaded: as asked for."""
+
+    asked: Assignment
+    record: Record
+    since: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
+    """asked.staged: it only lets go of its worker; else it goes."""
+
     asked: Assignment
     record: Record
     since: Elapsed
@@ -154,7 +165,7 @@ class Gone:
     since: Elapsed
 
 
-State = Fetching | Loading | Warming | Verifying | Ready | Draining | Failed | Poisoned | Rejected | Gone
+State = Fetching | Loading | Warming | Verifying | Ready | Staged | Draining | Failed | Poisoned | Rejected | Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +309,8 @@ def adopt(
     """A worker of an earlier supervisor holds it: ready as it is, to be verified, or still loading. verdict: what it
     was judged before."""
     record = Record(verdict=verdict)
+    if asked.staged:
+        return Staged(asked, record, now), (StopWorker(),)
     if service is not None:
         return _warm(asked, record, service, now)
     until = _load_until(asked, now, limits)
@@ -325,7 +338,7 @@ def _expire(state: State, now: Elapsed, limits: Limits) -> Step:
         case Verifying(again_at=again_at) if again_at is not None and now >= again_at:
             return replace(state, again_at=None), (Verify(state.verification), WakeAt(state.until))
         case Draining() if now >= state.until:
-            return Gone(state.asked, state.record, now), (StopWorker(),)
+            return _left(state, now), (StopWorker(),)
         case Failed() if now >= state.retry_at:
             return begin(state.asked, now, limits, replace(state.record, restarts=state.record.restarts + 1))
         case (
@@ -334,6 +347,7 @@ def _expire(state: State, now: Elapsed, limits: Limits) -> Step:
             | Warming()
             | Verifying()
             | Ready()
+            | Staged()
             | Draining()
             | Failed()
             | Poisoned()
@@ -347,6 +361,8 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
     match state:
         case Fetching():
             match event:
+                case Fetched() if state.asked.staged:
+                    return Staged(state.asked, state.record, now), ()
                 case Fetched(path):
                     until = _load_until(state.asked, now, limits)
                     return Loading(state.asked, state.record, now, until), (StartWorker(path), WakeAt(until))
@@ -373,6 +389,8 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return _exit(state, event, now, limits)
                 case Drain():
                     return Gone(state.asked, state.record, now), (StopWorker(),)
+                case Resume(asked) if asked.staged:
+                    return Staged(asked, state.record, now), (StopWorker(),)
                 case Resume(asked):
                     return replace(state, asked=asked), ()
                 case Fetched() | FetchFailed() | Judged() | Unjudged() | Idle() | Tick():
@@ -394,6 +412,8 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return after, (StopVerify(), *effects)
                 case Drain():
                     return Gone(state.asked, state.record, now), (StopVerify(), StopWorker())
+                case Resume(asked) if asked.staged:
+                    return Staged(asked, state.record, now), (StopVerify(), StopWorker())
                 case Resume(asked) if asked.verification == state.verification:
                     return replace(state, asked=asked), ()
                 case Resume(asked):
@@ -419,6 +439,8 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return _exit(state, event, now, limits)
                 case Drain():
                     return _drain(state, now, limits)
+                case Resume(asked) if asked.staged:
+                    return _drain(replace(state, asked=asked), now, limits)
                 case Resume(asked):
                     return replace(state, asked=asked), ()
                 case (
@@ -433,12 +455,37 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     | Tick()
                 ):
                     return state, ()
+        case Staged():
+            match event:
+                case Drain():
+                    return Gone(state.asked, state.record, now), ()
+                case Resume(asked) if asked.staged:
+                    return replace(state, asked=asked), ()
+                case Resume(asked):
+                    return begin(asked, now, limits, state.record)
+                case (
+                    Fetched()
+                    | FetchFailed()
+                    | LoadFailed()
+                    | Warmup()
+                    | Warmed()
+                    | Judged()
+                    | Unjudged()
+                    | Exited()
+                    | Idle()
+                    | Tick()
+                ):
+                    return state, ()
         case Draining():
             match event:
                 case Idle() if now >= state.not_before:
-                    return Gone(state.asked, state.record, now), (StopWorker(),)
+                    return _left(state, now), (StopWorker(),)
                 case Exited():
-                    return Gone(state.asked, state.record, now), ()
+                    return _left(state, now), ()
+                case Drain():
+                    return replace(state, asked=replace(state.asked, staged=False)), ()
+                case Resume(asked) if asked.staged:
+                    return replace(state, asked=asked), ()
                 case Resume(asked):
                     return Ready(asked, state.record, now, state.service), ()
                 case (
@@ -449,7 +496,6 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     | Warmed()
                     | Judged()
                     | Unjudged()
-                    | Drain()
                     | Idle()
                     | Tick()
                 ):
@@ -559,6 +605,12 @@ def _drain(state: Ready, now: Elapsed, limits: Limits) -> Step:
     return Draining(state.asked, state.record, now, state.service, not_before, until), (AwaitIdle(), WakeAt(until))
 
 
+def _left(state: Draining, now: Elapsed) -> State:
+    if state.asked.staged:
+        return Staged(state.asked, state.record, now)
+    return Gone(state.asked, state.record, now)
+
+
 def phase(state: State) -> Phase:
     match state:
         case Fetching():
@@ -571,6 +623,8 @@ def phase(state: State) -> Phase:
             return Phase.VERIFYING
         case Ready():
             return Phase.READY
+        case Staged():
+            return Phase.STAGED
         case Draining():
             return Phase.DRAINING
         case Failed() | Poisoned() | Rejected():
@@ -623,6 +677,8 @@ def _why(state: State) -> _Why:
             return Code.WAITING_FOR_VERIFY, why, state.again_at, state.until, state.service
         case Ready():
             return None, "", None, None, state.service
+        case Staged():
+            return None, "", None, None, None
         case Draining():
             return Code.WAITING_FOR_DRAIN, "finishing what is in flight", None, state.until, state.service
         case Failed():

@@ -43,7 +43,8 @@ def plan(wanted: tuple[Assignment, ...], running: Mapping[str, machine.State]) -
 
 
 def _ending(state: machine.State) -> bool:
-    return isinstance(state, machine.Draining | machine.Gone)
+    """One that drains to be staged goes on to its end only when that is not wanted any more."""
+    return isinstance(state, machine.Gone) or (isinstance(state, machine.Draining) and not state.asked.staged)
 
 
 def _same_meaning(held: Assignment, asked: Assignment) -> bool:

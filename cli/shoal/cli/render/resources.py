@@ -136,6 +136,14 @@ def _shape(dims: Sequence[int]) -> str:
     return "x".join("?" if dim < 0 else str(dim) for dim in dims) or "scalar"
 
 
+def _serving(row: operator_pb2.PlacementView) -> str:
+    if row.assignment.staged:
+        return "staged"
+    if not row.routed:
+        return "no"
+    return "standby" if row.assignment.standby else "yes"
+
+
 def _placement_latency(row: operator_pb2.PlacementView) -> str:
     measured = row.observed.measured
     if not measured.samples:
@@ -269,7 +277,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("WORKLOAD", lambda row: f"{row.assignment.workload.tenant}/{row.assignment.workload.name}"),
         ("DEVICE", lambda row: device_name(row.node, row.assignment.device, row.emulated)),
         ("PHASE", lambda row: row.observed.phase or "unseen"),
-        ("SERVING", lambda row: "no" if not row.routed else "standby" if row.assignment.standby else "yes"),
+        ("SERVING", _serving),
         ("P95", _placement_latency),
         ("MEMORY", lambda row: show_bytes(row.observed.measured.memory_bytes or row.assignment.memory_bytes)),
         ("SERVED", lambda row: str(sum(one.requests for one in row.observed.served))),

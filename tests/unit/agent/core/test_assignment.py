@@ -31,6 +31,7 @@ from shoal.agent.core.assignment import (
     Rejected,
     Resume,
     Service,
+    Staged,
     StartWorker,
     State,
     StopFetch,
@@ -246,6 +247,31 @@ def test_a_replica_that_takes_over_is_ready_once_it_has_passed() -> None:
     assert observe(state, epoch_wall=Seconds(0.0)).verdict == PASSED
 
 
+def test_what_is_staged_stops_at_its_bytes_and_loads_them_when_it_is_to_serve() -> None:
+    asked = replace(ASKED, staged=True)
+    state, _ = begin(asked, at(0), LIMITS)
+    state, effects = step(state, Fetched("p"), at(1), LIMITS)
+    assert (phase(state), effects) == (Phase.STAGED, ())
+    state, effects = step(state, Resume(ASKED), at(50), LIMITS)
+    assert isinstance(state, Fetching)
+    assert effects[0] == Fetch(), "which finds the bytes where they are"
+    state, effects = step(state, Fetched("p"), at(50), LIMITS)
+    assert effects[0] == StartWorker("p")
+
+
+def test_one_that_serves_lets_go_of_its_worker_when_it_is_to_be_staged() -> None:
+    ready = Ready(ASKED, Record(), at(0), SERVICE)
+    state, effects = step(ready, Resume(replace(ASKED, staged=True)), at(1), LIMITS)
+    assert (phase(state), effects[0]) == (Phase.DRAINING, AwaitIdle())
+    staged, effects = step(state, Idle(), at(2), LIMITS)
+    assert (phase(staged), effects) == (Phase.STAGED, (StopWorker(),))
+    back, _ = step(state, Resume(ASKED), at(2), LIMITS)
+    assert phase(back) is Phase.READY
+    unwanted, _ = step(state, Drain(), at(2), LIMITS)
+    gone, _ = step(unwanted, Idle(), at(3), LIMITS)
+    assert phase(gone) is Phase.GONE
+
+
 def test_without_a_verification_nothing_is_verified() -> None:
     for state in (LOADING, WARMING):
         assert step(state, Warmed(SERVICE), at(3), LIMITS) == (Ready(ASKED, Record(), at(3), SERVICE), ())
@@ -364,13 +390,14 @@ events = st.one_of(
     st.just(KILL),
     st.just(Drain()),
     st.just(Resume(ASKED)),
+    st.just(Resume(replace(ASKED, staged=True))),
     st.just(Idle()),
     st.just(Tick()),
 )
 stories = st.lists(st.tuples(st.floats(0.0, 200.0), events), max_size=40)
 
 
-@given(st.sampled_from((ASKED, MOVING)), stories)
+@given(st.sampled_from((ASKED, MOVING, replace(ASKED, staged=True))), stories)
 def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) -> None:
     """Workers, fetches and verifications are started and stopped in pairs; every wait has an end that somebody wakes
     for; and what has to be verified is never ready without a verdict that it passed."""
@@ -389,7 +416,7 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
         effects = effects + more
         if isinstance(event, Exited):
             worker = False
-        if isinstance(event, FetchFailed):
+        if isinstance(event, Fetched | FetchFailed):
             fetch = False
         if isinstance(event, Judged | Unjudged):
             verify = False
@@ -430,7 +457,13 @@ def test_laws_of_any_story(asked: Assignment, story: list[tuple[float, Event]]) 
             case Ready():
                 judged, asked_for = state.record.verdict, state.asked.verification
                 came_up = not isinstance(state_before, Ready | Draining)
+                assert not state.asked.staged
                 assert not came_up or asked_for is None or (judged is not None and judged.passed)
+            case Staged():
+                assert state.asked.staged
+                assert not worker
+                assert not fetch
+                assert not verify
             case Poisoned() | Rejected():
                 assert not verify
         assert state.record.crashes <= LIMITS.poison_after
@@ -452,7 +485,7 @@ def test_every_wait_and_failure_says_why(state: State, offset: float) -> None:
     observed = observe(state, epoch_wall=Seconds(offset), in_flight=3)
     assert observed.phase == phase(state)
     assert observed.since == state.since + offset
-    if observed.phase in (Phase.READY, Phase.GONE):
+    if observed.phase in (Phase.READY, Phase.STAGED, Phase.GONE):
         assert observed.code is None
     else:
         assert observed.code is not None

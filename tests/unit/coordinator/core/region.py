@@ -287,6 +287,9 @@ class Agent:
         return tuple(self._observe(each, now) for each in self.content.assignments)
 
     def _observe(self, each: Assignment, now: float) -> Observed:
+        if each.staged:
+            self.since.pop(each.id, None)
+            return observed(each, Phase.STAGED)
         if each.id not in self.since:
             self.since[each.id] = now
             self.started.append(each.id)

@@ -167,6 +167,52 @@ def test_it_is_loaded_listed_and_takes_over_when_its_active_one_is_silent() -> N
     assert [event.node for event in region.events if event.code == "TOOK_OVER"] == ["b"]
 
 
+def test_one_that_is_staged_loads_only_when_its_active_one_is_silent() -> None:
+    region = three()
+    region.intents = (intent("ocr", standby=Standby.STAGED),)
+    region.run(10)
+    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
+    (spare,) = region.desired["b"].assignments
+    assert (spare.standby, spare.staged, region.agents["b"].started) == (True, True, [])
+    assert not [wait for wait in region.decision.waits if wait.assignment == spare.id] if region.decision else False
+    region.agents["a"].up = False
+    region.run(16)
+    assert served_by(region, "c") == ["b"]
+    assert region.agents["b"].started == [spare.id], "the very same replica, loaded once"
+    (other,) = region.desired["c"].assignments
+    assert (other.staged, region.agents["c"].started) == (True, [])
+
+
+def test_the_one_that_comes_back_lets_go_of_what_it_loaded_where_staged_is_asked_for() -> None:
+    region = three()
+    region.intents = (intent("ocr", standby=Standby.STAGED),)
+    region.run(10)
+    region.agents["a"].heard = False
+    region.run(8)
+    assert served_by(region, "c") == ["b"]
+    region.agents["a"].heard = True
+    for _ in range(30):
+        region.step()
+        assert served_by(region, "c")
+    (back,) = region.desired["a"].assignments
+    assert (served_by(region, "c"), back.staged) == (["b"], True)
+
+
+def test_it_is_unloaded_when_staged_is_enough_and_loaded_when_not() -> None:
+    region = three()
+    region.intents = (kept(),)
+    region.run(10)
+    (spare,) = region.desired["b"].assignments
+    region.intents = (intent("ocr", standby=Standby.STAGED),)
+    region.run(10)
+    assert region.desired["b"].assignments[0].staged
+    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], [])
+    region.intents = (kept(),)
+    region.run(10)
+    assert (served_by(region, "c"), spare_of(region, "c")) == (["a"], ["b"])
+    assert region.desired["b"].assignments[0].id == spare.id
+
+
 def test_the_one_that_comes_back_stands_by() -> None:
     region = three()
     region.intents = (kept(),)

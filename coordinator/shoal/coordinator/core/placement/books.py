@@ -116,8 +116,8 @@ def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> f
 
 
 def wants_standby(intent: Intent) -> bool:
-    """Whether one more replica is to be kept ready, without requests."""
-    return intent.require.standby is Standby.WARM
+    """Whether one more replica is to be kept, without requests."""
+    return intent.require.standby is not Standby.NONE
 
 
 def quota_caps(scope: Scope, workloads: Sequence[tuple[Intent, Current]]) -> Mapping[WorkloadKey, int]:

@@ -11,7 +11,7 @@ from shoal.coordinator.core.placement.relax import CATEGORY, Give, distance, mer
 from shoal.coordinator.core.placement.solve import Level, Solver
 from shoal.types.agreement import GUESTS
 from shoal.types.codes import Code, Refusal
-from shoal.types.workload import Relaxation, Spread
+from shoal.types.workload import Relaxation, Spread, Standby
 
 WAYS_MOST = 16
 """Candidates whose shortfalls are looked at for the nearest change."""
@@ -109,7 +109,8 @@ def standing_by(solver: Solver, level: Level) -> tuple[PlacementChange, ...]:
         fault.order is Order.LATENCY
         for fault in solver.scope.faults(option, solver.intent, level.require, level.limits)
     )
-    why = "stands by, slower than asked" if late else "stands by"
+    why = "stands by, staged" if solver.intent.require.standby is Standby.STAGED else "stands by"
+    why += ", slower than asked" if late else ""
     sign, name = ("=", keeps.assignment.id) if keeps is not None else ("+", "")
     return (PlacementChange(sign, *option.slot, option.model.digest, option.precision, name, why),)
 

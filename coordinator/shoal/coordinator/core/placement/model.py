@@ -251,7 +251,8 @@ class Target:
 
     signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
     that its declared traffic takes. standby: it takes requests when no other replica does. moves: the migration that
-    waited for this place; empty for any other. capture: requests that its node may keep, with consent.
+    waited for this place; empty for any other. capture: requests that its node may keep, with consent. staged: it
+    stands by as bytes on disk; its room is kept, so that it can be loaded.
     """
 
     workload: WorkloadKey
@@ -273,6 +274,7 @@ class Target:
     standby: bool = False
     moves: str = ""
     capture: int = 0
+    staged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

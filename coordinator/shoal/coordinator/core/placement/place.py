@@ -14,7 +14,7 @@ from shoal.coordinator.core.placement.solve import Level, Pick, Solver, memory_n
 from shoal.coordinator.core.placement.standing import current_of
 from shoal.types.agreement import GUESTS
 from shoal.types.codes import Refusal
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import Standby, WorkloadKey
 
 
 def place(
@@ -169,6 +169,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         signed=sealed(inputs.signatures, option.model.digest, intent.require, inputs.wall),
         busy=busy_share(solver.scope, intent, option, replicas),
         standby=standby,
+        staged=standby and intent.require.standby is Standby.STAGED,
         moves=pick.moves.migration if pick.moves is not None else "",
         capture=intent.capture,
     )

@@ -199,7 +199,7 @@ def _waits(snapshot: Snapshot) -> Iterator[Violation]:
             yield Violation("I5", subject, f"{wait.code} past its deadline")
     for name, content in snapshot.desired.items():
         for assignment in content.assignments:
-            if assignment.id not in explained and not _ready(snapshot, name, assignment):
+            if assignment.id not in explained and not _as_asked(snapshot, name, assignment):
                 yield Violation("I5", assignment.id, f"not ready on {name}, and nothing says why")
 
 
@@ -252,9 +252,18 @@ def _converging(snapshot: Snapshot) -> Iterator[Violation]:
 
 
 def _ready(snapshot: Snapshot, node: str, assignment: Assignment) -> bool:
+    return _phase(snapshot, node, assignment) is Phase.READY and not assignment.draining
+
+
+def _as_asked(snapshot: Snapshot, node: str, assignment: Assignment) -> bool:
+    staged = assignment.staged and _phase(snapshot, node, assignment) is Phase.STAGED
+    return staged or _ready(snapshot, node, assignment)
+
+
+def _phase(snapshot: Snapshot, node: str, assignment: Assignment) -> Phase | None:
     state: NodeState | None = snapshot.fleet.nodes.get(node)
     observed: Observed | None = state.observed.get(assignment.id) if state is not None else None
-    return observed is not None and observed.phase is Phase.READY and not assignment.draining
+    return observed.phase if observed is not None else None
 
 
 _JUDGES = (

@@ -145,6 +145,7 @@ class _Step:
             work=work_of(self.profiles[target.model]),
             signed=target.signed,
             standby=target.standby,
+            staged=target.staged,
             capture=target.capture,
         )
         self.marks[name] = Mark(Stage.STARTING, self.now, target.terms)
@@ -171,6 +172,8 @@ class _Step:
             state = self.fleet.nodes.get(target.node)
             observed = state.observed.get(target.keeps) if state is not None else None
             mark = self.marks.get(target.keeps)
+            if target.staged and observed is not None and observed.phase is Phase.STAGED:
+                continue
             in_service = (
                 state is not None
                 and state.liveness is Liveness.READY
@@ -195,6 +198,9 @@ class _Step:
         if target is not None and (move is None or move.leaves != assignment.id):
             self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
             standby = target.standby and (assignment.standby or self._is_free(assignment.workload))
+            staged = standby and target.staged
+            if assignment.staged and not staged:  # it loads from now on, and serves when it is ready
+                self.marks[assignment.id] = Mark(Stage.STARTING, self.now, target.terms)
             if standby is not assignment.standby:
                 self._say("STANDS_BY" if standby else "TOOK_OVER", node, assignment, assignment.device)
             return replace(
@@ -204,6 +210,7 @@ class _Step:
                 partition=target.partition,
                 signed=target.signed,
                 standby=standby,
+                staged=staged,
             )
         silent = state is None or state.liveness in (Liveness.SUSPECT, Liveness.LOST)
         lost = state is None or state.liveness is Liveness.LOST
@@ -306,7 +313,9 @@ class _Step:
                 return Code.BACKING_OFF, f"{observed.code}: {observed.reason}", retry_at or soon, gives_up_at
             case Phase.READY:
                 return None, "", None, None
-            case Phase.DRAINING | Phase.GONE:
+            case Phase.STAGED if assignment.staged:
+                return None, "", None, None
+            case Phase.STAGED | Phase.DRAINING | Phase.GONE:
                 return Code.WAITING_FOR_LINK, f"{node} acts on an earlier desired set", soon, None
 
     def _say(self, code: str, node: str, assignment: Assignment, message: str) -> None:

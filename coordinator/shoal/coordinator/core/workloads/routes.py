@@ -68,7 +68,8 @@ def routes(
     held: what `node` is assigned. While it is not seen, no other is sent to it; but its own replicas stay its own:
     whether they take requests its front knows, and this is what it meets first when its link is back.
     """
-    own = [each for each in held if not is_seen(state) and not each.draining and shares.get(each.id, 1.0) > 0]
+    takes = [each for each in held if not (each.draining or each.staged)]
+    own = [each for each in takes if not is_seen(state) and shares.get(each.id, 1.0) > 0]
     return tuple(
         _as_taken(
             node,
@@ -174,7 +175,7 @@ def _through(agreement: str, own: Sequence[NodeState], known: Table | None) -> t
 
 def _serves(state: NodeState, assignment: Assignment, known: Table | None) -> bool:
     listed = known is not None and any(endpoint.assignment == assignment.id for endpoint in known.endpoints)
-    if assignment.draining or not _answers(state, listed=listed):
+    if assignment.draining or assignment.staged or not _answers(state, listed=listed):
         return False
     observed = state.observed.get(assignment.id)
     return not is_seen(state) or (observed is not None and observed.phase is Phase.READY)
