@@ -34,9 +34,8 @@ def load_s(row: operator_pb2.PlacementView) -> float:
 
 def staged(stack: Stack) -> list[operator_pb2.PlacementView]:
     """Both replicas, once the one that stands by has its bytes and nothing loaded; none before."""
-    rows = list(stack.placements(NAME))
-    kept = [row for row in rows if row.assignment.staged]
-    return rows if len(rows) == 2 and [row.observed.phase for row in kept] == ["staged"] else []
+    rows = sorted(stack.placements(NAME), key=lambda row: row.assignment.staged)
+    return rows if [row.observed.phase for row in rows] == ["ready", "staged"] and rows[0].routed else []
 
 
 @pytest.mark.parametrize(
@@ -47,9 +46,10 @@ def test_f04_agent_killed_whole_under_load(killed: Stack, kept: str) -> None:
     stack.apply(
         documents(policy(NAME, f"  require: {{availability: {{{KEPT[kept]}}}}}\n"), workload(NAME, "relu", NAME))
     )
-    rows = stack.serves(NAME, 1 if kept in ("none", "staged") else 2)
     if kept == "staged":
-        rows = wait_until(lambda: staged(stack), PATIENCE_S, "the standby's bytes to be on disk")
+        rows = wait_until(lambda: staged(stack), PATIENCE_S, "one to serve, and the other's bytes to be on disk")
+    else:
+        rows = stack.serves(NAME, 1 if kept == "none" else 2)
     active = next(row for row in rows if not row.assignment.standby)
     spare = [row.assignment.id for row in rows if row is not active]
     last = stack.events()[-1].sequence
