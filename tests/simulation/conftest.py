@@ -10,6 +10,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
     )
+    parser.addoption(
+        "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "180")), help="cells to play"
+    )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
 
 
@@ -22,4 +25,10 @@ def seeds(request: pytest.FixtureRequest) -> range:
 @pytest.fixture
 def trade_seeds(request: pytest.FixtureRequest) -> range:
     first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--trade-seeds"))
+    return range(first, first + count)
+
+
+@pytest.fixture
+def matrix_seeds(request: pytest.FixtureRequest) -> range:
+    first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--matrix-seeds"))
     return range(first, first + count)

@@ -10,7 +10,8 @@ import click
 from shoal.simulator.sweep import PLAYS, replay, sweep
 
 TOLD = (
-    "fault.", "storm.", "process.", "operator.", "holds", "guests", "delegated",
+    "fault.", "storm.", "matrix.", "move.", "client.failed", "client.lost", "process.",
+    "operator.", "holds", "guests", "delegated",
     "coordinator.started", "coordinator.died", "agent.started", "agent.died",
 )  # fmt: skip
 TOLD_MORE = (*TOLD, "worker.", "link.", "journal.", "front.", "region.", "said", "delivered", "answered", "refused")

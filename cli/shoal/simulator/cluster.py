@@ -14,7 +14,7 @@ from shoal.simulator.judge import TWIN
 from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Workers
 from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
 from shoal.simulator.operators import Operators
-from shoal.simulator.storage import Cache, Journal, Models, Store, format_store
+from shoal.simulator.storage import Cache, Journal, Models, Store, Watched, format_store, unwatched
 from shoal.simulator.watch import Watch
 from shoal.simulator.world import Clock, Process, World
 from shoal.types.codes import Code
@@ -51,10 +51,12 @@ class Cluster:
         self.network = Network(world, datagrams=spec.datagrams and not spec.mqtt)
         self.broker = Broker(self.network) if spec.mqtt else None
         self.models = Models(spec.profiles)
+        self.behaviours = dict(spec.behaviours)
+        """Of models on every machine, from now on."""
         self.disk = Disk(world, COORDINATOR, full_code=Code.STORE_FULL)
         self.clock = Clock(world, booted_at=world.chance.stream("coordinator").between(1.0, 1e5))
         self.machines = [
-            Machine(world, self.network, name, Role.AGENT if chips else Role.GATEWAY, chips, spec.behaviours)
+            Machine(world, self.network, name, Role.AGENT if chips else Role.GATEWAY, chips, self.behaviours)
             for name, chips in spec.nodes.items()
         ]
         self.network.machines.update({machine.name: machine for machine in self.machines})
@@ -70,6 +72,8 @@ class Cluster:
         """Machines that stay dead when the storm is over."""
         self.watch: Watch | None = None
         self.own_faults: Counter[str] = Counter()
+        self.on_commit: Watched = unwatched
+        """Sees what every coordinator writes."""
         self._armed_power: dict[str, bool] = {}
 
     async def start(self) -> None:
@@ -105,7 +109,7 @@ class Cluster:
             process.fuse = steps
 
     async def _run_coordinator(self, process: Process) -> None:
-        self.store = store = Store(self.world, process, self.disk)
+        self.store = store = Store(self.world, process, self.disk, lambda *seen: self.on_commit(*seen))
         links = AgentLinks(process, self.network) if self.broker is None else BrokerLinks(process, self.broker)
         region = Region(
             store,

@@ -333,6 +333,27 @@ class Operators:
         return None
 
 
+class Clients:
+    """Where somebody else can answer what a killed process was asked, no client is refused by both gateways; and who
+    asks again for long enough is answered, whatever was killed."""
+
+    def __init__(self) -> None:
+        self._strict = False
+
+    def take(self, event: Happened) -> str | None:
+        facts = event.facts
+        match event.kind:
+            case "matrix.begins":
+                self._strict = facts["strict"]
+            case "matrix.calms":
+                self._strict = False
+            case "client.failed" if self._strict:
+                return f"request {facts['number']} was refused with {facts['code']}, though there was another replica"
+            case "client.lost":
+                return f"request {facts['number']} was lost: {facts['code']}"
+        return None
+
+
 class Memory:
     """What a coordinator acts on is what its store holds: a restart would change nothing."""
 
@@ -384,6 +405,7 @@ def rules() -> tuple[Rule, ...]:
         Poison(),
         NoHerd(),
         Operators(),
+        Clients(),
         Memory(),
         Audit(),
     )

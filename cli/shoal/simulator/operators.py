@@ -124,6 +124,21 @@ class Operators:
         outcome = await self._attempt(act)
         self._world.record("operator.moves", node=node, workload=str(key), drains=drains, outcome=outcome)
 
+    async def insist(self, what: str, act: Act) -> None:
+        """Somebody asks until it is done."""
+        await self._insist(act)
+        self._world.record("operator.insisted", what=what)
+
+    async def offer(self, what: str, act: Act) -> str:
+        """Somebody asks once."""
+        outcome = await self._attempt(act)
+        self._world.record("operator.offered", what=what, outcome=outcome)
+        return outcome
+
+    def wants(self, workloads: set[str]) -> None:
+        """What shall be there from now on, by `tenant/name`."""
+        self._want(workloads)
+
     async def cordon(self, node: str, *, on: bool) -> str:
         outcome = await self._attempt(lambda region: region.fleet.cordon(node, on, WHO))
         self._world.record("operator.cordon", node=node, on=on, outcome=outcome)

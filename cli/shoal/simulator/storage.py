@@ -7,7 +7,8 @@ acknowledged; files are replaced by write, flush, rename, flush of the directory
 import asyncio
 import pickle
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from enum import StrEnum
 
 from shoal.coordinator.ports import Change, Record, StaleRevision, Transaction
 from shoal.simulator.chance import Chance
@@ -23,6 +24,21 @@ from shoal.types.units import Bytes
 from shoal.wire import nouns
 
 _LOG = "store.log"
+
+
+class Moment(StrEnum):
+    """Of one step of a coordinator: BEFORE it is written, AFTER that, and once what follows from it was EFFECTED."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    EFFECTED = "effected"
+
+
+Watched = Callable[[Moment, Transaction], None]
+
+
+def unwatched(moment: Moment, transaction: Transaction) -> None:
+    return None
 
 
 def frame(content: bytes) -> bytes:
@@ -43,10 +59,12 @@ def unframe(data: bytes, offset: int) -> tuple[bytes, int] | None:
 class Store:
     """The Store port: a log of transactions on the coordinator's disk, replayed when a process opens it."""
 
-    def __init__(self, world: World, process: Process, disk: Disk) -> None:
+    def __init__(self, world: World, process: Process, disk: Disk, watched: Watched = unwatched) -> None:
+        """watched: sees each transaction before it is written, and once it is, before that is acknowledged."""
         self._world = world
         self._process = process
         self._disk = disk
+        self._watched = watched
         self._records: dict[str, Record] = {}
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
@@ -65,12 +83,14 @@ class Store:
         return tuple(self._records[key] for key in (keys[:limit] if limit else keys))
 
     async def commit(self, transaction: Transaction) -> int:
+        self._watched(Moment.BEFORE, transaction)
         await self._step("commit")
         # A thread writes it: a caller who is cancelled meanwhile takes nothing back.
         writing = asyncio.ensure_future(self._commit(transaction))
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         revision = await asyncio.shield(writing)
         await self._process.awake()
+        self._watched(Moment.AFTER, transaction)
         self._process.gate("committed")
         self._world.record("store.acked", store=self._disk.name, revision=revision)
         return revision

@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from shoal.simulator import negotiation
+from shoal.simulator import matrix, negotiation
 from shoal.simulator.scenario import SCENARIOS, Outcome, play
 
 BATCH = 4
 PLAYS: Final[Mapping[str, Callable[[int], Outcome]]] = {
     **{name: partial(play, scenario=scenario) for name, scenario in SCENARIOS.items()},
     negotiation.NAME: negotiation.play,
+    matrix.NAME: matrix.play,
 }
 """What there is to play: one run of a seed."""
 

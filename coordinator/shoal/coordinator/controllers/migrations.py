@@ -21,6 +21,7 @@ from shoal.coordinator.core.migration.model import (
     State,
 )
 from shoal.coordinator.core.migration.moves import forbids
+from shoal.coordinator.core.workloads.invariants import Underway
 from shoal.coordinator.ports import Store
 from shoal.types.migration import Verdict
 from shoal.types.units import Elapsed, Seconds
@@ -73,6 +74,20 @@ class Migrations:
     def live(self) -> Sequence[Migration]:
         """Those that are not over, the oldest first."""
         return sorted((each for each in self.all.values() if not each.is_over), key=_began)
+
+    @property
+    def underway(self) -> tuple[Underway, ...]:
+        """As the invariants look at them."""
+        return tuple(
+            Underway(
+                each.id,
+                each.stage,
+                (each.source.assignment, *((each.target.assignment,) if each.target is not None else ())),
+                each.state.until,
+            )
+            for each in self.live
+            if not isinstance(each.state, Done | Aborted)
+        )
 
     def written(self, changed: Mapping[str, Migration], now: Elapsed) -> Written:
         """For the transaction. Only what is committed is adopted."""

@@ -378,6 +378,7 @@ class WorkloadsController:
             written_at=dict(self._written_at),
             reserved=self.kept_room,
             promises=self.promises,
+            moves=self.migrations.underway,
         )
 
     def next_deadline(self) -> Seconds | None:

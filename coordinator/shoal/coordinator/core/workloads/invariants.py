@@ -35,12 +35,23 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
+class Underway:
+    """A live move that is not over. replicas: those that it binds. until: then it leaves the stage that it is in."""
+
+    name: str
+    stage: str
+    replicas: tuple[str, ...]
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A region after one step.
 
     placeable: workloads for which the plan found all replicas. versions, written_at: of each node's desired set, and
     since when it stands. recovery_s: what a workload without its own `recovery` is allowed. grace_s: how late a
     deadline may be noticed. reserved: room that is kept for bids and agreements. promises: each open one of them.
+    moves: all that are not over.
     """
 
     fleet: Fleet
@@ -57,6 +68,7 @@ class Snapshot:
     grace_s: Seconds = GRACE_S
     reserved: tuple[Reservation, ...] = ()
     promises: tuple[Promise, ...] = ()
+    moves: tuple[Underway, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,17 @@ def _one_promise(snapshot: Snapshot) -> Iterator[Violation]:
     owed = {each.agreement or each.bid for each in snapshot.promises}
     for name in sorted({each.bid for each in snapshot.reserved} - owed):
         yield Violation("I3", name, "room is kept and nothing is owed")
+
+
+def _moves(snapshot: Snapshot) -> Iterator[Violation]:
+    """Each ends by its deadlines, and a replica is one move's."""
+    for each in snapshot.moves:
+        late = snapshot.now - each.until
+        if late > snapshot.grace_s:
+            yield Violation("I5", each.name, f"{each.stage} for {late:.0f} s past its deadline")
+    for name, count in Counter(name for each in snapshot.moves for name in each.replicas).items():
+        if count > 1:
+            yield Violation("I3", name, f"{count} moves are of it")
 
 
 def _routes(snapshot: Snapshot) -> Iterator[Violation]:
@@ -271,6 +294,7 @@ _JUDGES = (
     _not_oversold,
     _one_owner,
     _one_promise,
+    _moves,
     _routes,
     _waits,
     _not_ahead,
