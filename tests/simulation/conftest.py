@@ -11,7 +11,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
     )
     parser.addoption(
-        "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "180")), help="cells to play"
+        "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "140")), help="cells to play"
     )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
 

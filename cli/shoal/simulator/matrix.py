@@ -45,6 +45,8 @@ EVERY_S: Final = 0.15
 MOVE_STEPS: Final = (
     *(str(stage) for stage in Stage if stage is not Stage.SHIFTING), "shifting 1", "shifting 2",
 )  # fmt: skip
+FORTH: Final = ("planned", "reserved", "staging", "warming", "verifying", "shifting 1", "shifting 2")
+"""From where a move can be taken back."""
 PLACE_STEPS: Final = ("applied", "assigned", "routed", "scaled", "draining", "removed", "deleted")
 WAITS: Final = ("planned", *PLACE_STEPS)
 """Steps at which the machine waits for whoever has gone, however long."""
@@ -106,8 +108,9 @@ def drawn(seed: int) -> Draw:
     standby = chance.happens(0.15)
     back = ""
     if cell.step in ENDS_IN_BACK or (cell.machine == "move" and chance.happens(0.1)):
-        back = chance.pick(["wrong", *_stages_before(cell.step)])
-    cause = chance.pick(["operator", "operator", "drain", "documents"])
+        back = chance.pick(_ways_back(cell.step))
+    # What documents ask for has its place from the first.
+    cause = chance.pick(["operator", "operator", "drain", "drain" if cell.step == "planned" else "documents"])
     return Draw(
         cell=cell,
         agents=replicas + 1 + standby + chance.whole(0, 1),
@@ -121,10 +124,17 @@ def drawn(seed: int) -> Draw:
     )
 
 
-def _stages_before(step: str) -> tuple[str, ...]:
-    """At which a move can be cancelled without missing `step`."""
-    order = ("planned", "reserved", "staging", "warming", "verifying", "shifting 1", "shifting 2")
-    return order[: order.index(step) + 1] if step in order else order
+def _ways_back(step: str) -> tuple[str, ...]:
+    """What takes a move back without missing `step`."""
+    match step:
+        case "rolling_back":
+            return ("wrong", *FORTH[1:])  # what has no place yet ends at once
+        case "aborted":
+            return ("wrong", *FORTH)
+        case _ if step in FORTH:
+            return FORTH[FORTH.index(step) :]
+        case _:
+            return ("",)
 
 
 def spec(chance: Chance, draw: Draw) -> Spec:
@@ -332,6 +342,7 @@ class _Moving(_Story):
         self.migration: Migration | None = None
         self.is_written = False
         """Else the next one that is begun counts."""
+        self._cancelling: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         await self.up(OLD, self.draw.replicas)
@@ -378,9 +389,12 @@ class _Moving(_Story):
 
     def reached(self, step: str) -> None:
         assert self.migration is not None
-        if step == self.draw.back:
+        back = self.draw.back
+        if self._cancelling is None and step in FORTH and back in FORTH and FORTH.index(step) >= FORTH.index(back):
             name = self.migration.id
-            self.cancelling = asyncio.ensure_future(self._ask("cancel", lambda region: region.moving.cancel(name, WHO)))
+            self._cancelling = asyncio.ensure_future(
+                self._ask("cancel", lambda region: region.moving.cancel(name, WHO))
+            )
 
     def victims(self) -> tuple[Machine | None, Machine | None]:
         assert self.migration is not None

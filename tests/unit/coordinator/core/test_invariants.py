@@ -8,7 +8,7 @@ from unit.coordinator.core.region import START, Region, intent, node
 
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement.model import Reservation, Slot
-from shoal.coordinator.core.workloads.invariants import Promise, Snapshot, check
+from shoal.coordinator.core.workloads.invariants import Promise, Snapshot, Underway, check
 from shoal.coordinator.core.workloads.model import Content
 from shoal.types.assignment import Assignment, Phase, Version
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
@@ -171,3 +171,12 @@ def test_a_wait_without_an_end_and_one_past_it(well: Snapshot) -> None:
     assert [each.invariant for each in check(endless)] == ["I5"]
     late = replace(snapshot, wall=Wall(START + 1000), grace_s=Seconds(60.0))
     assert [each.invariant for each in check(late)] == ["I5"]
+
+
+def test_a_move_past_its_deadline_and_two_of_one_replica(well: Snapshot) -> None:
+    move = Underway("m-1", "shifting", ("a-1", "a-2"), well.now)
+    assert check(replace(well, moves=(move,))) == ()
+    late = replace(well, moves=(replace(move, until=Elapsed(well.now - well.grace_s - 1)),))
+    assert [(each.invariant, each.subject) for each in check(late)] == [("I5", "m-1")]
+    crossed = replace(well, moves=(move, Underway("m-2", "draining", ("a-2", "a-3"), well.now)))
+    assert [(each.invariant, each.subject) for each in check(crossed)] == [("I3", "a-2")]
