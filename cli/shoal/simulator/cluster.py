@@ -118,7 +118,7 @@ class Cluster:
             self.models,
             self.clock,
             Ids(self.world, process),
-            RegionConfig(name=REGION, replacing=True),
+            RegionConfig(name=REGION),
         )
         await region.start()
         process.check()

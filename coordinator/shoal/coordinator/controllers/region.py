@@ -58,14 +58,12 @@ class RegionConfig:
 
     tick_s: how often silence is judged. step_s: at most so long between two looks at everything; what happens is acted
     on at once. events_kept, audit_kept: entries, the oldest go first. terms: of what it runs for other regions.
-    replacing: a replica that serves is replaced by a live move alone.
     """
 
     name: str
     tick_s: Seconds = TICK_S
     step_s: Seconds = STEP_S
     seed: int = 0
-    replacing: bool = False
     events_kept: int = 10_000
     audit_kept: int = 100_000
     terms: Terms = DEFAULTS
@@ -139,7 +137,6 @@ class Region:
             clock,
             meter,
             seed=config.seed,
-            replacing=config.replacing,
             changed=self._dirty.set,
             signals=self.signals.now,
             proofs=proofs,

@@ -99,13 +99,12 @@ class WorkloadsController:
         meter: Meter,
         *,
         seed: int,
-        replacing: bool,
         changed: Callable[[], None],
         signals: Callable[[Catalog], Mapping[SignalName, Signal]],
         proofs: Proofs,
     ) -> None:
-        """seed: of every choice that placement leaves open. replacing: as World has it. changed: called when the next
-        step should come at once. signals: as they are now under the documents of a catalog."""
+        """seed: of every choice that placement leaves open. changed: called when the next step should come at once.
+        signals: as they are now under the documents of a catalog."""
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
         self.signatures = Signatures()
@@ -130,7 +129,6 @@ class WorkloadsController:
         self._clock = clock
         self._meter = meter
         self._seed = seed
-        self._replacing = replacing
         self._changed = changed
         self._signals = signals
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
@@ -483,7 +481,6 @@ class WorkloadsController:
             reserved=self.kept_room,
             rtt_s=catalog.rtt_s,
             peers=self.peers,
-            replacing=self._replacing,
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:

@@ -339,7 +339,6 @@ class Region:
         self.delegated: dict[WorkloadKey, Delegated] = {}
         self.peers: tuple[PeerTrust, ...] = ()
         self.migrations: dict[str, Migration] = {}
-        self.replacing = False
         self.now = 0.0
         self.events: list[Happened] = []
         self.told: list[Mapping[str, Content]] = []
@@ -410,7 +409,6 @@ class Region:
             quotas=self.quotas,
             delegated=self.delegated,
             peers=self.peers,
-            replacing=self.replacing,
         )
 
     def migrate(self, to: str, name: str = "ocr", *, at: str = "", **rule: Any) -> str:

@@ -222,7 +222,6 @@ def test_a_guard_takes_every_request_back_at_once() -> None:
 
 def test_a_new_model_takes_over_by_a_move() -> None:
     region = settled("a", "b")
-    region.replacing = True
     region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
     for _ in range(60):
         region.step()
@@ -236,7 +235,6 @@ def test_a_new_model_takes_over_by_a_move() -> None:
 
 def test_a_wrong_new_model_never_serves_and_the_old_one_goes_on() -> None:
     region = settled("a", "b")
-    region.replacing = True
     for agent in region.agents.values():
         agent.wrong = True
     region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
@@ -255,7 +253,6 @@ def test_replicas_move_one_after_the_other() -> None:
     region = Region(node("a"), node("b"), node("c"), node("d"))
     region.intents = (intent(replicas=3),)
     region.run(6)
-    region.replacing = True
     region.intents = (intent(replicas=3, models=(ModelRef("small.onnx", SMALL, ""),)),)
     for _ in range(200):
         region.step()
@@ -267,7 +264,6 @@ def test_replicas_move_one_after_the_other() -> None:
 
 def test_documents_that_change_their_mind_take_the_move_back_first() -> None:
     region = settled("a", "b", "c")
-    region.replacing = True
     region.intents = (intent(where='node.name == "b"'),)
     region.run(2)
     region.intents = (intent(where='node.name == "c"'),)

@@ -44,7 +44,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     elsewhere = frozenset(key for key in inputs.elsewhere if settled.away(key))
     outcome = reconcile(
         plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere,
-        Moving(world.moves, {intent.key: intent.migration.max_concurrent for intent in world.intents}, world.replacing),
+        Moving(world.moves, {intent.key: intent.migration.max_concurrent for intent in world.intents}),
     )  # fmt: skip
     delegated = {
         key: each

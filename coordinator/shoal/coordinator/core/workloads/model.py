@@ -161,7 +161,7 @@ class World:
 
     delegated: own workloads that run elsewhere. Those that other regions have run here are among `intents`, of tenant
     `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet. moves,
-    blocked: as Inputs has them. replacing: a replica that serves is replaced by a move alone.
+    blocked: as Inputs has them.
     """
 
     region: RegionFacts
@@ -181,7 +181,6 @@ class World:
     peers: tuple[PeerTrust, ...] = ()
     moves: tuple[Move, ...] = ()
     blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
-    replacing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,10 @@ Held = tuple[str, Assignment]
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """moves: those under way, or that wait for a place. most: by workload, replicas that move at once. replacing: a
-    replica that serves is replaced by a move alone."""
+    """moves: those under way, or that wait for a place. most: by workload, replicas that move at once."""
 
     moves: tuple[Move, ...] = ()
     most: Mapping[WorkloadKey, int] = field(default_factory=dict)
-    replacing: bool = False
 
 
 def starts(
@@ -44,7 +42,7 @@ def starts(
         asked = next((move.source for move in mine if move.migration == target.moves), "")
         if asked:
             found.append((target, next(each for each in held if each[1].id == asked)))
-        elif target.standby or not moving.replacing or not (free or (crossed and serving)):
+        elif target.standby or not (free or (crossed and serving)):
             found.append((target, None))
         elif not crossed and room > 0:
             nearest = min(free, key=lambda each: (each[0] != target.node, each[1].device != target.device))
