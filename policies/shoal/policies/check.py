@@ -159,7 +159,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         ),
         "spec.migration.verify.samples": Live(_MOVES, reads="samples"),
         "spec.migration.verify.on_fail": Live(
-            _MOVES, (Code.VERIFY_FAILED,), only=("abort",), note="the only way there is"
+            _MOVES, (Code.VERIFY_FAILED,), note="continue: what differs is told, and the move goes on", reads="advisory"
         ),
         "spec.migration.allow_gap": _MIGRATION,
         "spec.migration.shift.steps": Live(_MOVES, (Code.GUARD_TRIPPED,), note="the last is 100%", reads="steps"),
@@ -399,6 +399,10 @@ def _bound(bound: Bound, path: Path) -> Rule:
 
 def _migration(migration: Migration) -> Rule:
     path: Path = ("spec", "migration")
+    verify = migration.verify
+    if verify is not None and verify.against == "none" and "on_fail" in verify.model_fields_set:
+        found = f"on_fail: {verify.on_fail} where nothing is compared"
+        yield (*path, "verify", "on_fail"), _no_effect(found, "something to compare with", "remove it")
     if migration.shift is not None:
         steps, place = migration.shift.steps, (*path, "shift", "steps")
         if any(not low < high for low, high in zip((0.0, *steps), steps, strict=False)):

@@ -146,6 +146,7 @@ def _migration(spec: PolicySpec) -> MigrationRule:
         "against": Against(verify.against),
         "inputs": InputsFrom(verify.inputs),
         "samples": verify.samples,
+        "advisory": verify.on_fail == "continue",
         "tolerances": _tolerances(spec.require.precision),
         "steps": shift.steps or None,
         "hold_s": shift.hold,

@@ -77,7 +77,7 @@ class MigrationRule:
     many times as slow as the old one it may be. drain_s: what the old one has to finish in. max_concurrent: replicas of
     the workload that move at once. gain: documents that changed move a replica only to where its objective is better by
     this share. cooldown_s: a move that was given up is not tried again before. windows: when moves that nobody asked
-    for may begin; none: at any time.
+    for may begin; none: at any time. advisory: answers that differ are told, and the move goes on.
     """
 
     against: Against = Against.SOURCE
@@ -93,6 +93,7 @@ class MigrationRule:
     gain: float = 0.1
     cooldown_s: Seconds = Seconds(300.0)
     windows: tuple[Window, ...] = ()
+    advisory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Verification:
     """What a replica must show, once it is warm, before it is READY. source, source_node, source_address: the replica
     it is compared with, and the front that serves that; empty unless against SOURCE. pack: digest of the artifact with
     the workload's samples or the reference's inputs and outputs; empty where neither is asked for. samples: inputs to
-    compare. within_s: until then it has passed or failed."""
+    compare. within_s: until then it has passed or failed. advisory: as MigrationRule has it."""
 
     migration: str
     against: Against
@@ -113,6 +114,7 @@ class Verification:
     source_address: str = ""
     pack: str = ""
     pack_bytes: Bytes = Bytes(0)
+    advisory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +152,9 @@ class Verdict:
     samples: int
     drifts: tuple[Drift, ...] = ()
     inputs_sha256: str = ""
+
+
+def admits(verdict: Verdict, *, advisory: bool) -> bool:
+    """Whether a replica that showed this may take requests: it passed, or was compared and differs where that is only
+    to be told."""
+    return verdict.passed or (advisory and verdict.code is Code.VERIFY_FAILED and verdict.samples > 0)

@@ -917,6 +917,7 @@ class Verification(_message.Message):
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     PACK_FIELD_NUMBER: _builtins.int
     PACK_BYTES_FIELD_NUMBER: _builtins.int
+    ADVISORY_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     against: _builtins.str
     inputs: _builtins.str
@@ -927,6 +928,8 @@ class Verification(_message.Message):
     source_address: _builtins.str
     pack: _builtins.str
     pack_bytes: _builtins.int
+    advisory: _builtins.bool
+    """What differs is told, and the replica is let in all the same."""
     @_builtins.property
     def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
     def __init__(
@@ -943,10 +946,11 @@ class Verification(_message.Message):
         source_address: _builtins.str = ...,
         pack: _builtins.str = ...,
         pack_bytes: _builtins.int = ...,
+        advisory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "pack_bytes", b"pack_bytes", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advisory", b"advisory", "against", b"against", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "pack_bytes", b"pack_bytes", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

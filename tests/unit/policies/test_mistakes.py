@@ -132,6 +132,12 @@ MISTAKES = [
         "write a share",
     ),
     ("region's coordinates", region("  location: {§lat: 48.9}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    (
+        "a failure of nothing",
+        policy("  migration: {verify: {against: none, on_fail: §continue}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "remove it",
+    ),
     ("a gap in a move", policy("  migration: {§allow_gap: 5s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("sample inputs", policy("  migration: {verify: {inputs: §samples}}\n"), Code.NOT_SUPPORTED_YET, "generated"),
     (

@@ -24,7 +24,7 @@ from shoal.policies import (
 )
 from shoal.types import units
 from shoal.types.codes import Code, ShoalError
-from shoal.types.migration import Against, Metric, MigrationRule, Tolerance, Window
+from shoal.types.migration import Metric, MigrationRule, Tolerance, Window
 from shoal.types.units import parse_quantity, show_quantity
 from shoal.types.workload import (
     Delegation,
@@ -129,13 +129,13 @@ def test_a_policy_says_how_a_replica_moves() -> None:
         "tolerance: {outputs: {logits: {metric: max_abs, at_most: 1e-3}, text: {metric: cosine, at_least: 0.99}}}"
     )
     moves = POLICY.replace("allow: [fp32]}", f"allow: [fp32], {tolerance}}}") + (
-        "  migration: {when: {gain: 25%, cooldown: 1m, max_concurrent: 2}, verify: {against: none, samples: 32},\n"
+        "  migration: {when: {gain: 25%, cooldown: 1m, max_concurrent: 2}, verify: {samples: 32, on_fail: continue},\n"
         "    shift: {steps: [5%, 100%], hold: 10s, guard: {errors: 0.5%, p95: 1.2x}}, drain: 20s,\n"
         "    windows: [{days: 'fri-sun, wed', from: 20:00, to: 06:00, zone: Europe/Paris}]}\n"
     )
     assert resolve(only(WORKLOAD), only(moves), revision=1, digests=DIGESTS).migration == MigrationRule(
-        against=Against.NONE,
         samples=32,
+        advisory=True,
         tolerances=(Tolerance("logits", Metric.MAX_ABS, 1e-3), Tolerance("text", Metric.COSINE, 0.99)),
         steps=(0.05, 1.0),
         hold_s=units.Seconds(10.0),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import DRAIN_S, Against, Verdict, Verification
+from shoal.types.migration import DRAIN_S, Against, Verdict, Verification, admits
 from shoal.types.profile import TensorSpec
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -550,17 +550,22 @@ def _warm(asked: Assignment, record: Record, service: Service, now: Elapsed) -> 
     verification = asked.verification
     if verification is not None and verification.against is Against.NONE:
         verification = None
-    passed = record.verdict is not None and record.verdict.passed and record.verdict.migration
-    if verification is None or verification.migration == passed:
+    if verification is None or _has_shown(verification, record.verdict):
         return Ready(asked, record, now, service), ()
     within_s = verification.within_s if verification.within_s > 0 else 0.0  # NaN is no deadline
     until = Elapsed(now + within_s)
     return Verifying(asked, record, now, until, service, verification), (Verify(verification), WakeAt(until))
 
 
+def _has_shown(verification: Verification, verdict: Verdict | None) -> bool:
+    if verdict is None or verdict.migration != verification.migration:
+        return False
+    return admits(verdict, advisory=verification.advisory)
+
+
 def _judge(state: Verifying, verdict: Verdict, now: Elapsed) -> Step:
     record = replace(state.record, verdict=verdict)
-    if verdict.passed:
+    if admits(verdict, advisory=state.verification.advisory):
         return Ready(state.asked, record, now, state.service), ()
     code = verdict.code or Code.VERIFY_FAILED
     refusal = Refusal(code, verdict.reason, "the answers of what it takes over from", "see the verdict; move elsewhere")

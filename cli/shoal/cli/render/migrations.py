@@ -37,7 +37,7 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
     if migration.HasField("expected"):
         _show_expected(migration)
     if migration.verdict.migration:
-        _show_verdict(migration.verdict)
+        _show_verdict(migration.verdict, went_on=migration.stage in _AFTER_VERIFY)
     if migration.readings:
         table(
             ["SHARE", "HELD", "REQUESTS", "ERRORS", "P95", "P95 OF THE OLD", "PASSED"],
@@ -80,8 +80,12 @@ def _figure(value: float, show_one: Callable[[float], str]) -> str:
     return show_one(value) if math.isfinite(value) else "-"
 
 
-def _show_verdict(verdict: nouns_pb2.Verdict) -> None:
-    outcome = "passed" if verdict.passed else f"failed: {verdict.code} {verdict.reason}".rstrip()
+_AFTER_VERIFY = ("shifting", "draining", "done")
+
+
+def _show_verdict(verdict: nouns_pb2.Verdict, *, went_on: bool) -> None:
+    failed = "differs, and goes on as the policy says" if went_on else f"failed: {verdict.code}"
+    outcome = "passed" if verdict.passed else f"{failed} {verdict.reason}".rstrip()
     line(f"verified against {verdict.against} with {verdict.samples} {verdict.inputs} inputs: {outcome}")
     table(
         ["OUTPUT", "METRIC", "BOUND", "WORST", "PASSED"],

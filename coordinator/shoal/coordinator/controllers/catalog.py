@@ -276,7 +276,7 @@ def propose(
             changes.append(DocumentChange("+", *key, tuple(_lines(after))))
         elif (before.text, before.pinned) != (after.text, after.pinned):
             after = replace(after, revision=before.revision + 1)
-            changes.append(DocumentChange("~", *key, tuple(_diff(before, after))))
+            changes.append(DocumentChange("~", *key, tuple(differences(before, after))))
         else:
             after = before
         documents[key] = after
@@ -368,7 +368,8 @@ def _rule(said: float | PriceFeed | CarbonFeed) -> Rule:
             return Rule(constant)
 
 
-def _diff(before: StoredDocument, after: StoredDocument) -> Iterator[str]:
+def differences(before: StoredDocument, after: StoredDocument) -> Iterator[str]:
+    """Each field that differs, as it was (`- `) and as it is (`+ `)."""
     old, new = dict(_fields(before)), dict(_fields(after))
     for name in dict.fromkeys((*old, *new)):
         if old.get(name) != new.get(name):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shoal.coordinator.controllers import records
+from shoal.coordinator.controllers import records, revisions
 from shoal.coordinator.controllers.catalog import (
     DOCUMENTS,
     Catalog,
@@ -262,7 +262,8 @@ class WorkloadsController:
         async with self._truth.changing:
             left = without(self.catalog, key)
             event = Event("DELETED", f"{key.kind} {key.name}", "", actor, "", _workload_of(key))
-            revision = await self._commit_documents({}, (key.stored_at,), (key,), [event])
+            kept = revisions.all_of(self.catalog.documents[key])
+            revision = await self._commit_documents({}, (key.stored_at, *kept), (key,), [event])
             self.adopt(left)
             return revision
 
@@ -438,8 +439,10 @@ class WorkloadsController:
             )
             for key in keys
         ]
-        puts = {key.stored_at: records.dump(documents[key]) for key in keys}
-        revision = await self._commit_documents(puts, (), keys, events)
+        held = self.catalog.documents
+        left = revisions.outgoing([held[key] for key in keys if key in held])
+        puts = {**{key.stored_at: records.dump(documents[key]) for key in keys}, **left.puts}
+        revision = await self._commit_documents(puts, left.deletes, keys, events)
         self.adopt(planned.proposal.catalog)
         return Applied(planned, (), revision)
 

@@ -293,6 +293,22 @@ def test_what_differs_is_refused_for_good_and_another_verification_begins_anew()
         assert effects[0] == Fetch()
 
 
+def test_what_differs_is_let_in_where_the_policy_only_wants_to_know() -> None:
+    advised = replace(VERIFICATION, advisory=True)
+    moving = replace(MOVING, verification=advised)
+    verifying = replace(VERIFYING, asked=moving, verification=advised)
+    state, effects = step(verifying, Judged(DIFFERS), at(4), LIMITS)
+    assert (state, effects) == (Ready(moving, Record(verdict=DIFFERS), at(4), SERVICE), ())
+    assert observe(state, epoch_wall=Seconds(0.0)).verdict == DIFFERS
+    again = replace(WARMING, asked=moving, record=Record(verdict=DIFFERS))
+    assert isinstance(step(again, Warmed(SERVICE), at(9), LIMITS)[0], Ready), "known after a restart of its worker too"
+    for unseen in (
+        replace(DIFFERS, code=Code.VERIFY_IMPOSSIBLE),
+        replace(DIFFERS, samples=0),  # it crashed
+    ):
+        assert isinstance(step(verifying, Judged(unseen), at(4), LIMITS)[0], Rejected)
+
+
 def test_what_cannot_be_compared_yet_is_tried_again_until_its_time_is_over() -> None:
     state: State = VERIFYING
     effects: tuple[object, ...] = ()

@@ -206,6 +206,22 @@ def test_ready_without_its_own_passed_verdict_takes_no_requests(seen: Verdict | 
     assert moving.state.refusal.code is (Code.VERIFY_FAILED if failed else Code.MOVE_TIMEOUT)
 
 
+def test_answers_that_differ_are_told_and_it_goes_on_where_the_policy_says_so() -> None:
+    moving, _ = placed(begun(advisory=True), TARGET, at(1), WALL)
+    differs = verdict(passed=False)
+    moving, told = step(moving, scene(observed(verdict=differs)), at(2), WALL)
+    assert (moving.stage, moving.verdict) == (Stage.SHIFTING, differs)
+    assert [(one.code, one.message) for one in told] == [
+        ("MIGRATION_DIFFERS", "too far"),
+        ("MIGRATION_SHIFTING", "shifting 25%"),
+    ]
+    assert step(moving, scene(observed(verdict=differs)), at(3), WALL)[0] == moving, "told once"
+    crashed = replace(differs, samples=0)
+    other, _ = placed(begun(advisory=True), TARGET, at(1), WALL)
+    unseen, _ = step(other, scene(observed(verdict=crashed)), at(2), WALL)
+    assert isinstance(unseen.state, RollingBack)
+
+
 def test_what_waits_for_room_says_why_it_ended() -> None:
     moving = begun()
     short = Refusal(Code.MEMORY_SHORT, "1 GiB free on edge-2/cpu0", "2 GiB")

@@ -188,6 +188,7 @@ def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verific
         samples=rule.samples,
         tolerances=completed(rule.tolerances, source.precision, precision),
         within_s=limits.verify_within(rule.samples),
+        advisory=rule.advisory,
         source=source.assignment if asks else "",
         source_node=source.node if asks else "",
         source_address=state.node.grpc_address if asks and state is not None else "",

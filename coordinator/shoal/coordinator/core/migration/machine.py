@@ -27,7 +27,7 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.migration import Against, MigrationRule, Verdict
+from shoal.types.migration import Against, MigrationRule, Verdict, admits
 from shoal.types.units import Elapsed, Seconds, Wall
 
 LIMITS: Final = Limits()
@@ -112,17 +112,18 @@ def _preparing(
     if now >= state.until:
         found = f"{state.stage} for {now - state.since:.0f} s{_last_said(observed)}"
         return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
-    if (refusal := _wrong(migration.verdict, observed)) is not None:
+    if (refusal := _wrong(migration, observed)) is not None:
         return _back(migration, refusal, now, wall, limits)
     if (refusal := _source_gone(migration, seen)) is not None:
         # The new replica stays, as any other that takes the place of one that is lost.
         return _enter(migration, Aborted(refusal, now), wall, str(refusal))
-    if (refusal := _target_gone(migration, seen) or seen.unwanted or _failed(migration.verdict)) is not None:
+    if (refusal := _target_gone(migration, seen) or seen.unwanted or _failed(migration, migration.verdict)) is not None:
         return _back(migration, refusal, now, wall, limits)
     if observed is None or not seen.target.seen:
         return migration, ()
     if observed.phase is Phase.READY and (migration.verdict is not None or migration.rule.against is Against.NONE):
-        return _shift(migration, 0, seen, now, wall, limits)
+        after, told = _shift(migration, 0, seen, now, wall, limits)
+        return after, (*_differs(migration.verdict), *told)
     stage = _STAGE_OF.get(observed.phase, state.stage)
     if _PREPARING.index(stage) <= _PREPARING.index(state.stage):
         return migration, ()
@@ -136,9 +137,8 @@ def _shifting(
     if now >= state.until:
         found = f"shifting, step {state.step + 1}, for {now - state.since:.0f} s{_last_said(observed)}"
         return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
-    if (
-        refusal := _target_gone(migration, seen) or seen.unwanted or _failed(_verdict(migration, observed))
-    ) is not None:
+    shown = _verdict(migration, observed)
+    if (refusal := _target_gone(migration, seen) or seen.unwanted or _failed(migration, shown)) is not None:
         return _back(migration, refusal, now, wall, limits)
     if _source_gone(migration, seen) is not None:
         return _drain(migration, now, wall, limits, "the old replica is lost: the new one has passed and takes all")
@@ -230,9 +230,9 @@ def _with_verdict(migration: Migration, observed: Observed | None) -> Migration:
     return replace(migration, verdict=verdict) if verdict is not None else migration
 
 
-def _wrong(verdict: Verdict | None, observed: Observed | None) -> Refusal | None:
+def _wrong(migration: Migration, observed: Observed | None) -> Refusal | None:
     """It was compared, and must not answer anybody, whatever becomes of the old one."""
-    refusal = _failed(verdict)
+    refusal = _failed(migration, migration.verdict)
     if refusal is not None and refusal.code is not Code.VERIFY_IMPOSSIBLE:
         return refusal
     if observed is not None and observed.phase is Phase.FAILED and observed.code is Code.VERIFY_FAILED:
@@ -240,10 +240,15 @@ def _wrong(verdict: Verdict | None, observed: Observed | None) -> Refusal | None
     return None
 
 
-def _failed(verdict: Verdict | None) -> Refusal | None:
-    if verdict is None or verdict.passed:
+def _failed(migration: Migration, verdict: Verdict | None) -> Refusal | None:
+    if verdict is None or admits(verdict, advisory=migration.rule.advisory):
         return None
     return Refusal(verdict.code or Code.VERIFY_FAILED, verdict.reason)
+
+
+def _differs(verdict: Verdict | None) -> tuple[Told, ...]:
+    """Of one that goes on all the same, as its policy has it."""
+    return () if verdict is None or verdict.passed else (Told("MIGRATION_DIFFERS", verdict.reason),)
 
 
 def _allowed_s(stage: Stage, rule: MigrationRule, limits: Limits) -> Seconds:
