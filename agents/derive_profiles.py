@@ -3,7 +3,8 @@
 The catalogue holds results of MLPerf Inference, SingleStream (one request in flight). An emulated device is fitted to
 one row, ResNet-50 v1.5: all rates are that model's work over the row's latency, so the profile gives back its row
 exactly and any other model by its FLOPs and bytes. Launch costs are inside these rates. Watts are the row's joules over
-its latency, of the whole system at the wall. What the row does not tell (power at idle) is left out, not guessed.
+its latency, of the whole system at the wall. What the row does not tell (power at idle) is left out, not guessed; where
+something else is known of such a system, `RESTS` has it, with its source and what of it is assumed.
 """
 
 import csv
@@ -70,6 +71,42 @@ WANTED = (
 )
 
 
+@dataclass(frozen=True)
+class Sleep:
+    """idle_share: of the watts at work. asleep_w, wake_s: as in `Rest`. source: of each figure."""
+
+    idle_share: float
+    asleep_w: float
+    wake_s: float
+    source: str
+
+
+RESTS = {
+    "nvidia-l4": Sleep(
+        16.4 / 104.0,
+        20.0,
+        260.0,
+        "idle: as a share of work, of g4dn.xlarge (NVIDIA T4), 16.4 of 104.0 W, ccf_aws_instance_power.csv.gz "
+        "(cloud-carbon-footprint/ccf-coefficients b0032d9); servers at large idle at 60 % and more (Gandhi et al., "
+        "AutoScale, ACM TOCS 30:4, 2012), so this spares little; waking: 260 s, a server's start there; asleep: 20 W "
+        "is assumed, for what stays on in a server that is off",
+    )
+}
+"""Profiles that can be put to sleep: whole servers. Of the others nobody says what they draw at rest."""
+
+
+def rest(name: str, active_w: float) -> dict[str, object] | None:
+    known = RESTS.get(name)
+    if known is None:
+        return None
+    return {
+        "idle_w": active_w * known.idle_share,
+        "asleep_w": known.asleep_w,
+        "wake_s": known.wake_s,
+        "source": known.source,
+    }
+
+
 def resnet50_work() -> tuple[float, float]:
     """(FLOPs, bytes read and written) of ResNet-50 v1.5 at batch 1, 224 x 224, fp32, batch normalisation folded in.
 
@@ -132,7 +169,7 @@ def profile(wanted: Wanted, rows: list[dict[str, str]]) -> dict[str, object]:
         "flops_per_s": flops / latency_s,
         "bytes_per_s": moved / latency_s,
         "active_w": joules / latency_s,
-        "idle_w": None,
+        "rest": rest(wanted.name, joules / latency_s),
         "sources": [f"device_catalogue.csv: {source}" for source in sources],
         "licence": LICENCE,
     }

@@ -67,13 +67,20 @@ class Driver(Protocol):
         """How a worker must pace and meter this device; None for a real one."""
         ...
 
+    def rest(self, device: str, asleep: bool) -> Seconds:
+        """Puts a device to sleep, or wakes it; asked again it changes nothing. Until it can run something, from now on:
+        of one that sleeps what waking takes. 0 and no sleep where it cannot (`Device.rest` is None)."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """What configuration tells drivers. emulate: names of profiles, one emulated device each."""
+    """What configuration tells drivers. emulate: names of profiles, one emulated device each. wake_scale: they wake in
+    so many times what their profile says."""
 
     emulate: tuple[str, ...] = ()
     time_scale: float = 1.0
+    wake_scale: float = 1.0
 
 
 class DriverFactory(Protocol):

@@ -330,6 +330,9 @@ class Driver:
     def pace(self, device: str) -> Pace | None:
         return None
 
+    def rest(self, device: str, asleep: bool) -> Seconds:
+        return Seconds(0.0)
+
 
 class Workers:
     """The Workers port."""

@@ -128,6 +128,7 @@ class DesiredSet:
 
     trust: None from a coordinator that does not tell; then what the node was enrolled with stands. peers: for gateways.
     proof: what the coordinator signed of this set, for the node to show in its hellos; read by coordinators alone.
+    asleep: its devices that shall sleep; every other one is to be awake.
     """
 
     node: str
@@ -140,6 +141,7 @@ class DesiredSet:
     trust: Trust | None = None
     peers: tuple[PeerTrust, ...] = ()
     proof: bytes = b""
+    asleep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from shoal.types.units import Bytes, Wall, Watts
+from shoal.types.units import Bytes, Seconds, Wall, Watts
 
 
 class DeviceKind(StrEnum):
@@ -35,13 +35,36 @@ class Role(StrEnum):
     """Serves MQTT and may call nothing: what it carries is signed, so it is not trusted."""
 
 
+class Power(StrEnum):
+    """Whether a device can run something now."""
+
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a device that can be put to sleep draws, and what waking takes.
+
+    idle_w: awake, with nothing to do. wake_s: from the wish until it runs something, as long as one waits here; until
+    then it draws what it draws at work. source: where the figures come from, and which of them are assumed.
+    """
+
+    idle_w: Watts
+    asleep_w: Watts
+    wake_s: Seconds
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One thing that runs models.
 
     name: unique on its node (`cpu0`, `gpu0`). provider: ONNX Runtime's name for it. attributes: facts for people and
     selectors (isa, caches, numa, cores, compute capability), never parsed by the core. emulated: the real model runs on
-    the CPU, paced and metered by `profile`, whose source is `profile_source`; shown wherever the device is shown.
+    the CPU, paced and metered by `profile`, whose source is `profile_source`; shown wherever the device is shown. rest:
+    None where it cannot be put to sleep, or nobody can say what that saves; `attributes["sleep"]` may say why.
     """
 
     name: str
@@ -59,6 +82,7 @@ class Device:
     profile: str = ""
     profile_source: str = ""
     time_scale: float = 1.0
+    rest: Rest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,13 @@ class Reading:
     """Joules counted by the device since its driver was loaded; NaN where there is no meter."""
     taken_at: Wall
     throttled: bool = False
+    power: Power | None = None
+    """None where it cannot be put to sleep."""
+    slept_s: Seconds = Seconds(0.0)
+    """How long it has slept since its driver was loaded."""
+    saved_j: float = 0.0
+    """What that saved: joules it would have drawn awake and idle, less what it drew asleep and, beyond idling, to wake.
+    Below zero where it was woken too soon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,36 @@ class Refusal(_message.Message):
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
+class Rest(_message.Message):
+    """What a device that can be put to sleep draws, and what waking takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDLE_W_FIELD_NUMBER: _builtins.int
+    ASLEEP_W_FIELD_NUMBER: _builtins.int
+    WAKE_S_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    idle_w: _builtins.float
+    asleep_w: _builtins.float
+    wake_s: _builtins.float
+    source: _builtins.str
+    def __init__(
+        self,
+        *,
+        idle_w: _builtins.float = ...,
+        asleep_w: _builtins.float = ...,
+        wake_s: _builtins.float = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep_w", b"asleep_w", "idle_w", b"idle_w", "source", b"source", "wake_s", b"wake_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rest: _TypeAlias = Rest  # noqa: Y015
+
+@_typing.final
 class Device(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -85,6 +115,7 @@ class Device(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     PROFILE_SOURCE_FIELD_NUMBER: _builtins.int
     TIME_SCALE_FIELD_NUMBER: _builtins.int
+    REST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     vendor: _builtins.str
@@ -101,6 +132,8 @@ class Device(_message.Message):
     time_scale: _builtins.float
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def rest(self) -> Global___Rest: ...
     def __init__(
         self,
         *,
@@ -119,10 +152,11 @@ class Device(_message.Message):
         profile: _builtins.str = ...,
         profile_source: _builtins.str = ...,
         time_scale: _builtins.float = ...,
+        rest: Global___Rest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rest", b"rest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "kind", b"kind", "memory_bytes", b"memory_bytes", "model", b"model", "name", b"name", "parallelism", b"parallelism", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "runtime_version", b"runtime_version", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "driver", b"driver", "driver_version", b"driver_version", "emulated", b"emulated", "kind", b"kind", "memory_bytes", b"memory_bytes", "model", b"model", "name", b"name", "parallelism", b"parallelism", "profile", b"profile", "profile_source", b"profile_source", "provider", b"provider", "rest", b"rest", "runtime_version", b"runtime_version", "time_scale", b"time_scale", "vendor", b"vendor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,6 +174,9 @@ class Reading(_message.Message):
     ENERGY_J_FIELD_NUMBER: _builtins.int
     TAKEN_AT_FIELD_NUMBER: _builtins.int
     THROTTLED_FIELD_NUMBER: _builtins.int
+    POWER_FIELD_NUMBER: _builtins.int
+    SLEPT_S_FIELD_NUMBER: _builtins.int
+    SAVED_J_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     free_bytes: _builtins.int
     utilisation: _builtins.float
@@ -148,6 +185,10 @@ class Reading(_message.Message):
     energy_j: _builtins.float
     taken_at: _builtins.float
     throttled: _builtins.bool
+    power: _builtins.str
+    """awake | asleep | waking; empty where it cannot sleep"""
+    slept_s: _builtins.float
+    saved_j: _builtins.float
     def __init__(
         self,
         *,
@@ -159,10 +200,13 @@ class Reading(_message.Message):
         energy_j: _builtins.float = ...,
         taken_at: _builtins.float = ...,
         throttled: _builtins.bool = ...,
+        power: _builtins.str = ...,
+        slept_s: _builtins.float = ...,
+        saved_j: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "energy_j", b"energy_j", "free_bytes", b"free_bytes", "power_w", b"power_w", "taken_at", b"taken_at", "temperature_c", b"temperature_c", "throttled", b"throttled", "utilisation", b"utilisation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "energy_j", b"energy_j", "free_bytes", b"free_bytes", "power", b"power", "power_w", b"power_w", "saved_j", b"saved_j", "slept_s", b"slept_s", "taken_at", b"taken_at", "temperature_c", b"temperature_c", "throttled", b"throttled", "utilisation", b"utilisation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1309,6 +1353,7 @@ class DesiredSet(_message.Message):
     TRUST_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     heartbeat_s: _builtins.float
     proof: _builtins.bytes
@@ -1327,6 +1372,10 @@ class DesiredSet(_message.Message):
     def trust(self) -> Global___Trust: ...
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerTrust]: ...
+    @_builtins.property
+    def asleep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Devices of the node that shall sleep."""
+
     def __init__(
         self,
         *,
@@ -1340,10 +1389,11 @@ class DesiredSet(_message.Message):
         trust: Global___Trust | None = ...,
         peers: _abc.Iterable[Global___PeerTrust] | None = ...,
         proof: _builtins.bytes = ...,
+        asleep: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trust", b"trust", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "assignments", b"assignments", "credentials", b"credentials", "heartbeat_s", b"heartbeat_s", "node", b"node", "peers", b"peers", "pins", b"pins", "proof", b"proof", "routes", b"routes", "trust", b"trust", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ import pytest
 from harness.clock import ManualClock
 from shoal.agent.ports import Driver, DriverFactory, DriverOptions
 from shoal.types.codes import Code, ShoalError
-from shoal.types.device import Device, Reading
+from shoal.types.device import Device, Power, Reading
 from shoal.wire import nouns
 
 DRIVERS = sorted(entry_points(group="shoal.devices"), key=lambda entry: entry.name)
@@ -57,6 +57,22 @@ def test_a_device_that_is_not_there(driver: Driver) -> None:
     with pytest.raises(ShoalError) as lost:
         driver.read("no-such-device")
     assert lost.value.code is Code.DEVICE_LOST
+
+
+def test_sleep_is_what_the_device_says_it_can(driver: Driver) -> None:
+    for device in driver.discover():
+        if device.rest is None:
+            assert driver.rest(device.name, True) == 0.0
+            assert driver.read(device.name).power is None
+            assert device.emulated or device.attributes["sleep"].startswith("no:")
+            continue
+        assert 0 <= device.rest.asleep_w < device.rest.idle_w
+        assert device.rest.source
+        assert driver.rest(device.name, True) == device.rest.wake_s
+        assert driver.read(device.name).power is Power.ASLEEP
+        assert driver.rest(device.name, True) == device.rest.wake_s
+        assert driver.rest(device.name, False) == device.rest.wake_s
+        assert driver.read(device.name).power is Power.WAKING
 
 
 def test_only_emulated_devices_are_paced(driver: Driver) -> None:

@@ -17,7 +17,7 @@ from shoal.agent.identity.signer import KeySigner
 from shoal.agent.ports import LinkRefused
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.device import EnergySource, Role
+from shoal.types.device import EnergySource, Power, Role
 from shoal.types.link import NodeEvent, NodeEvents, ProbeNow, Receipts, Refused
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
@@ -113,6 +113,17 @@ async def test_a_desired_set_for_a_node_that_is_away_is_dropped(ends: Ends) -> N
     await ends.carrier.links.send(OTHER, desired(session, 1, name=OTHER))
     await ends.carrier.links.send(NODE, desired(session, 1))
     assert await receive(session) == desired(session, 1)
+
+
+async def test_the_wish_to_sleep_goes_down_and_how_a_device_sleeps_comes_up(ends: Ends) -> None:
+    session = await ends.connect()
+    wish = replace(desired(session, 1), asleep=("cpu0",))
+    await ends.carrier.links.send(NODE, wish)
+    assert await receive(session) == wish
+    asleep = status(session, 1)
+    reading = replace(asleep.readings[0], power=Power.ASLEEP, slept_s=Seconds(60.0), saved_j=-5.0)
+    await session.send(replace(asleep, readings=(reading,)))
+    await until(lambda: ends.region.fleet.fleet.nodes[NODE].readings.get("cpu0") == reading, 5.0, "its reading")
 
 
 async def test_requests_and_refusals_go_down(ends: Ends) -> None:

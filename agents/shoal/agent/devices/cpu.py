@@ -8,7 +8,7 @@ from shoal.agent.devices.runtime import cpu_provider, runtime_version
 from shoal.agent.ports import Clock, DriverOptions, Pace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
-from shoal.types.units import Bytes, Elapsed, Watts
+from shoal.types.units import Bytes, Elapsed, Seconds, Watts
 
 NAME = "cpu0"
 
@@ -36,6 +36,7 @@ class CpuDriver:
             "cores": str(processor.cores),
             "threads": str(processor.threads),
             "energy_counters": " ".join(map(str, self._counters)),
+            "sleep": "no: the agent itself runs on it",
         }
         device = Device(
             name=NAME,
@@ -74,6 +75,9 @@ class CpuDriver:
 
     def pace(self, device: str) -> Pace | None:
         return None
+
+    def rest(self, device: str, asleep: bool) -> Seconds:
+        return Seconds(0.0)
 
     def _count_energy(self, now: Elapsed) -> float:
         """Adds what the packages used since the last call; their mean watts over that time."""

@@ -11,7 +11,7 @@ from shoal.agent.devices.runtime import runtime_version
 from shoal.agent.ports import Clock, DriverOptions, Pace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, Reading
-from shoal.types.units import Bytes, Watts
+from shoal.types.units import Bytes, Seconds, Watts
 
 _SLOWDOWNS: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Reasons that slow a device below what was asked: power cap, hardware, software heat, hardware heat, power brake."""
@@ -66,6 +66,9 @@ class CudaDriver:
     def pace(self, device: str) -> Pace | None:
         return None
 
+    def rest(self, device: str, asleep: bool) -> Seconds:
+        return Seconds(0.0)
+
     def _instances(self, whole: Any) -> list[Any]:
         mode = self._ask("nvmlDeviceGetMigMode", whole)
         if not mode or not mode[0]:
@@ -83,6 +86,7 @@ class CudaDriver:
             "compute_capability": ".".join(map(str, capability)) if capability else None,
             "power_limit_w": f"{limit_mw / 1000:.0f}" if limit_mw else None,
             "mig": "instance" if divided else None,
+            "sleep": "no: its driver lowers its clocks by itself, and takes no such order",
         }
         return Device(
             name=name,

@@ -3,6 +3,8 @@
 Profiles lie in `profiles/`, written by `agents/derive_profiles.py` from published results, each with its rows named.
 Every answer takes the profile's time x `time_scale`; every figure that is reported (latency, joules) is the device's
 own, that is unscaled, and `Device.time_scale` says how much slower the answers came.
+
+One whose profile says what it draws at rest can be put to sleep: modelled by `core.rest`, and nothing else sleeps.
 """
 
 import json
@@ -13,11 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from shoal.agent.core.rest import Resting
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.runtime import runtime_version
 from shoal.agent.ports import Clock, DriverOptions, Pace
 from shoal.types.codes import Code, refuse
-from shoal.types.device import Device, DeviceKind, EnergySource, Reading
+from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Rest
 from shoal.types.receipt import Rates
 from shoal.types.units import Bytes, Seconds, Watts
 
@@ -40,32 +43,54 @@ class EmulatedDriver:
             raise refuse(
                 Code.FIELD_INVALID, f"time scale {options.time_scale}", "a number above 0", "leave it out for 1"
             )
+        if not (math.isfinite(options.wake_scale) and options.wake_scale >= 0):
+            raise refuse(
+                Code.FIELD_INVALID, f"wake scale {options.wake_scale}", "a number, 0 or more", "leave it out for 1"
+            )
         self._clock = clock
         self._host = Host(root)
         self._devices: dict[str, _Emulated] = {}
+        self._resting: dict[str, Resting] = {}
         for number, profile in enumerate(options.emulate):
             earlier = options.emulate[:number].count(profile)
             name = f"{profile}-{earlier + 1}" if earlier else profile
-            self._devices[name] = _emulate(name, _profile(profile), options.time_scale)
+            emulated = self._devices[name] = _emulate(name, _profile(profile), options)
+            if (rest := emulated.device.rest) is not None:
+                self._resting[name] = Resting(rest, emulated.pace.active_w, options.time_scale, clock.now())
 
     def discover(self) -> tuple[Device, ...]:
         return tuple(emulated.device for emulated in self._devices.values())
 
     def read(self, device: str) -> Reading:
-        """Free memory: the profile's, as far as this machine has it. Heat, power and use are unknown."""
+        """Free memory: the profile's, as far as this machine has it. Heat and use are unknown; so are watts and joules,
+        but of one that can sleep: without what running something takes beyond idling."""
         emulated = self._of(device)
+        now, resting = self._clock.now(), self._resting.get(device)
+        if resting is not None:
+            resting = self._resting[device] = resting.at(now)
         return Reading(
             device=device,
             free_bytes=Bytes(min(emulated.device.memory_bytes, self._host.free_bytes())),
             utilisation=math.nan,
             temperature_c=math.nan,
-            power_w=Watts(math.nan),
-            energy_j=math.nan,
+            power_w=resting.watts if resting is not None else Watts(math.nan),
+            energy_j=resting.drawn_j if resting is not None else math.nan,
             taken_at=self._clock.wall(),
+            power=resting.power if resting is not None else None,
+            slept_s=resting.slept_s if resting is not None else Seconds(0.0),
+            saved_j=resting.saved_j if resting is not None else 0.0,
         )
 
     def pace(self, device: str) -> Pace | None:
         return self._of(device).pace
+
+    def rest(self, device: str, asleep: bool) -> Seconds:
+        resting = self._resting.get(device)
+        if resting is None:
+            return Seconds(0.0)
+        now = self._clock.now()
+        resting = self._resting[device] = resting.asked(asleep, now)
+        return resting.wakes_in(now)
 
     def _of(self, device: str) -> _Emulated:
         if device not in self._devices:
@@ -80,8 +105,9 @@ def profiles() -> tuple[str, ...]:
     )
 
 
-def _emulate(name: str, profile: Mapping[str, Any], time_scale: float) -> _Emulated:
+def _emulate(name: str, profile: Mapping[str, Any], options: DriverOptions) -> _Emulated:
     source = f"{profile['name']}: {'; '.join(profile['sources'])}"
+    rest, time_scale = _rest(profile["rest"], options.wake_scale), options.time_scale
     rates = Rates(
         matmul_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
         conv_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
@@ -90,7 +116,7 @@ def _emulate(name: str, profile: Mapping[str, Any], time_scale: float) -> _Emula
         launch_s=Seconds(0.0),
         node_s=Seconds(0.0),
         load_bytes=math.nan,
-        idle_w=Watts(_number(profile["idle_w"])),
+        idle_w=rest.idle_w if rest is not None else Watts(math.nan),
         active_w=Watts(profile["active_w"]),
         energy_source=EnergySource.PROFILE,
     )
@@ -117,8 +143,17 @@ def _emulate(name: str, profile: Mapping[str, Any], time_scale: float) -> _Emula
         profile=profile["name"],
         profile_source=source,
         time_scale=time_scale,
+        rest=rest,
     )
     return _Emulated(device, pace)
+
+
+def _rest(said: Mapping[str, Any] | None, wake_scale: float) -> Rest | None:
+    if said is None:
+        return None
+    wake_s = Seconds(said["wake_s"] * wake_scale)
+    scaled = "" if wake_scale == 1 else f"; here it wakes in {wake_scale:g} times that"
+    return Rest(Watts(said["idle_w"]), Watts(said["asleep_w"]), wake_s, said["source"] + scaled)
 
 
 def _profile(name: str) -> Mapping[str, Any]:
@@ -130,7 +165,3 @@ def _profile(name: str) -> Mapping[str, Any]:
 
 def _folder() -> Any:
     return resources.files("shoal.agent.devices") / "profiles"
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

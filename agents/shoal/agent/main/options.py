@@ -51,6 +51,7 @@ class Config:
     emulate: tuple[str, ...]
     cpu: bool
     time_scale: float
+    wake_scale: float
     cache_quota: Bytes
     publisher_keys: Path | None = None
 
@@ -123,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
         help="leave out the CPU",
     )
     _option(run, "--time-scale", type=_scale, default="1", help="emulated devices answer so many times slower")
+    _option(run, "--wake-scale", type=_scale, default="1", help="emulated devices that slept take so many times longer")
     _option(run, "--cache-quota", type=_size, default="4GiB", help="for model bytes on disk")
     _option(
         run,
@@ -223,6 +225,7 @@ def config(parsed: argparse.Namespace) -> Config:
         emulate=tuple(name for name in parsed.emulate.split(",") if name),
         cpu=not parsed.no_cpu,
         time_scale=parsed.time_scale,
+        wake_scale=parsed.wake_scale,
         cache_quota=parsed.cache_quota,
         publisher_keys=parsed.publisher_keys,
     )

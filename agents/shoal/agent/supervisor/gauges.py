@@ -7,7 +7,7 @@ from dataclasses import replace
 from shoal.agent.ports import Driver, Front, FrontStats, Log, Pace, Workers, WorkerStats
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Device, Reading
-from shoal.types.units import Watts
+from shoal.types.units import Seconds, Watts
 
 Tell = Callable[[str, str, str], None]
 """code, subject, message: to the log now, and to the region when there is a link."""
@@ -35,6 +35,8 @@ class Gauges:
         self._by_device: dict[str, Driver] = {}
         self._silent: set[str] = set()
         self._worker_stats: dict[str, WorkerStats] = {}
+        self._devices_of: dict[str, str] = {}
+        self._worked_j: dict[str, float] = {}
         self.front = FrontStats(ready=False, ingress=(), in_flight=())
 
     def discover(self) -> tuple[Device, ...]:
@@ -53,6 +55,11 @@ class Gauges:
         driver = self._by_device.get(device)
         return driver.pace(device) if driver else None
 
+    def rest(self, device: str, asleep: bool) -> Seconds:
+        """As `Driver.rest`; of a device that no driver has, 0."""
+        driver = self._by_device.get(device)
+        return driver.rest(device, asleep) if driver else Seconds(0.0)
+
     def read(self, device: str) -> Reading | None:
         """None while it does not answer, which is told once."""
         driver = self._by_device.get(device)
@@ -66,7 +73,15 @@ class Gauges:
                 self._tell(error.code, device, str(error))
             return None
         self._silent.discard(device)
-        return _finite(reading)
+        return _finite(self._with_work(reading, driver.pace(device)))
+
+    def _with_work(self, reading: Reading, pace: Pace | None) -> Reading:
+        """An emulated device's joules: its driver counts it awake and at rest, its workers what they do."""
+        if pace is None or math.isnan(reading.energy_j):
+            return reading
+        beyond_idling = 1 - pace.idle_w / pace.active_w
+        worked_j = self._worked_j.get(reading.device, 0.0)
+        return replace(reading, energy_j=reading.energy_j + beyond_idling * worked_j)
 
     async def sample(self) -> bool:
         """Asks front and workers for their counters; False when one did not answer, and its last ones stand."""
@@ -75,12 +90,27 @@ class Gauges:
         except ShoalError:
             workers, front = None, replace(self.front, ready=False)
         if workers is not None:
+            self._count(workers)
             self._worker_stats = {each.assignment: each for each in workers}
         if front.ready != self.front.ready:
             self._log("front_ready" if front.ready else "front_down", error=not front.ready)
             self._front_turned()
         self.front = front
         return workers is not None
+
+    def runs_on(self, assignment: str, device: str) -> None:
+        """From now on its joules count to that device."""
+        self._devices_of[assignment] = device
+
+    def _count(self, workers: Sequence[WorkerStats]) -> None:
+        """What each has used since the last sample; all of it where its counters began anew."""
+        for each in workers:
+            device = self._devices_of.get(each.assignment)
+            if device is None:
+                continue
+            before = self._worker_stats.get(each.assignment)
+            then, now = _joules(before) if before is not None else 0.0, _joules(each)
+            self._worked_j[device] = self._worked_j.get(device, 0.0) + (now - then if now >= then else now)
 
     def worker(self, assignment: str) -> WorkerStats | None:
         """As of the last sample."""
@@ -90,6 +120,10 @@ class Gauges:
         """The greater of what its worker and the front count."""
         stats = self._worker_stats.get(assignment)
         return max(stats.in_flight if stats else 0, dict(self.front.in_flight).get(assignment, 0))
+
+
+def _joules(stats: WorkerStats) -> float:
+    return math.fsum(each.joules for each in stats.served if not math.isnan(each.joules))
 
 
 def _finite(reading: Reading) -> Reading:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.agent.core import admission, reconcile
@@ -111,9 +111,18 @@ class Replicas:
             else:
                 self._spawn(self._workers.stop(name), f"stop {name}")
 
+    def busy(self, device: str) -> bool:
+        """Whether something is, or is to be, on it."""
+        return any(
+            replica.state.asked.device == device and not isinstance(replica.state, machine.Gone)
+            for replica in self._held.values()
+        )
+
     def carry_out(self, plan: reconcile.Plan) -> None:
         for each in plan.begin:
-            self._keep(each.id, *machine.begin(each, self._clock.now(), self._limits))
+            # A device that sleeps is to be awake first: that is no fault of its bytes.
+            fetch_s = self._limits.fetch_s + self._gauges.rest(each.device, False)
+            self._keep(each.id, *machine.begin(each, self._clock.now(), replace(self._limits, fetch_s=fetch_s)))
         for each in plan.resume:
             self._apply(each.id, machine.Resume(each))
         for name in plan.drain:
@@ -147,6 +156,7 @@ class Replicas:
 
     def _keep(self, name: str, state: machine.State, effects: tuple[machine.Effect, ...]) -> None:
         replica = self._held[name] = _Replica(name, state)
+        self._gauges.runs_on(name, state.asked.device)
         replica.performing = self._spawn(self._perform_forever(replica), f"perform {name}")
         self._entered(replica, None, effects)
 
@@ -232,6 +242,8 @@ class Replicas:
         try:
             await self._cache.admit(asked)
             path = await self._cache.ensure(asked.model, asked.model_bytes)
+            while (wakes_in := self._gauges.rest(asked.device, False)) > 0:
+                await self._clock.sleep(Seconds(max(wakes_in, WAKE_LEAST_S)))
         except ShoalError as error:
             self._apply(replica.name, machine.FetchFailed(error.refusal))
         else:

@@ -281,6 +281,10 @@ class Supervisor:
             and partition.may_run(each, self._sight, now, running=each.id in self._replicas)
         )
         self._replicas.carry_out(reconcile.plan(wanted, self._replicas.states))
+        for device in self._node.devices:
+            if device.rest is not None:
+                may_sleep = not (self._replicas.busy(device.name) or device.name in self._probes)
+                self._gauges.rest(device.name, may_sleep and device.name in self._desired.asleep)
 
     def _phases_turned(self) -> None:
         self._changed.set()
@@ -502,6 +506,8 @@ class Supervisor:
                 continue
             name, device = next(iter(self._probes.items()))
             del self._probes[name]
+            while (wakes_in := self._gauges.rest(name, False)) > 0:
+                await self._clock.sleep(wakes_in)
             try:
                 receipt = replace(await self._workers.probe(device), node=self._node.name)
                 signed = self._signer.sign_receipt(receipt)
@@ -515,6 +521,7 @@ class Supervisor:
             else:
                 self._log("probed", device=name, seconds=receipt.probe_s)
                 self._changed.set()
+                self._unreconciled.set()
 
     async def _collect_forever(self) -> None:
         while True:

@@ -28,6 +28,7 @@ def test_a_whole_device() -> None:
         "uuid": "GPU-11111111-2222-3333-4444-555555555555",
         "compute_capability": "8.9",
         "power_limit_w": "72",
+        "sleep": "no: its driver lowers its clocks by itself, and takes no such order",
     }
     reading = cuda.read("gpu0")
     assert reading.free_bytes == 23600000000

@@ -13,7 +13,7 @@ from shoal.agent.ports import DriverOptions
 from shoal.agent.worker.pace import device_seconds
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
-from shoal.types.device import DeviceKind, EnergySource
+from shoal.types.device import DeviceKind, EnergySource, Power
 
 RESNET50 = Work(conv_flops=8178368512.0, bytes=336765248.0, nodes=120)
 
@@ -38,8 +38,8 @@ def test_a_profile_gives_back_its_row(name: str, kind: DeviceKind, latency_s: fl
     assert device_seconds(pace, RESNET50, "fp32") == pytest.approx(latency_s, rel=1e-9)
     assert device_seconds(pace, RESNET50, "int8") * pace.active_w == pytest.approx(joules, rel=1e-9)
     assert pace.rates.energy_source is EnergySource.PROFILE
-    # what the row does not tell is unknown, not zero
-    assert math.isnan(pace.idle_w)
+    # what nobody tells is unknown, not zero
+    assert math.isnan(pace.idle_w) == (device.rest is None) == (name != "nvidia-l4")
 
 
 def test_every_profile_names_source_and_licence() -> None:
@@ -50,6 +50,34 @@ def test_every_profile_names_source_and_licence() -> None:
         assert found["sources"]
         assert found["licence"]
         assert found["memory_bytes"] > 2**30
+
+
+def test_a_server_sleeps_and_a_board_of_which_nobody_says_so_does_not() -> None:
+    clock = ManualClock()
+    driver = EmulatedDriver(clock, DriverOptions(("nvidia-l4", "rk3588s"), 10.0, wake_scale=0.01))
+    server, board = driver.discover()
+    assert server.rest is not None
+    assert server.rest.idle_w == pytest.approx(632.4 * 16.4 / 104.0, rel=1e-3)
+    assert server.rest.wake_s == pytest.approx(2.6)
+    assert "assumed" in server.rest.source
+    assert "0.01 times" in server.rest.source
+    assert board.rest is None
+    assert driver.rest("rk3588s", True) == 0.0
+    assert driver.read("rk3588s").power is None
+    assert driver.rest("nvidia-l4", True) == pytest.approx(2.6)
+    clock.pass_(100)
+    asleep = driver.read("nvidia-l4")
+    assert (asleep.power, asleep.slept_s, asleep.power_w) == (Power.ASLEEP, 100.0, 20.0)
+    # the device's own joules: 100 s here are 10 of its seconds
+    assert asleep.energy_j == pytest.approx(200)
+    assert asleep.saved_j == pytest.approx((server.rest.idle_w - 20) * 10)
+    assert driver.rest("nvidia-l4", False) == pytest.approx(2.6)
+    clock.pass_(1)
+    assert driver.read("nvidia-l4").power is Power.WAKING
+    assert driver.rest("nvidia-l4", False) == pytest.approx(1.6)
+    clock.pass_(1.7)
+    assert driver.read("nvidia-l4").power is Power.AWAKE
+    assert driver.rest("nvidia-l4", False) == 0.0
 
 
 def test_two_of_one_profile_have_their_own_names() -> None:

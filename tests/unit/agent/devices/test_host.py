@@ -84,6 +84,7 @@ def test_a_server(tmp_path: Path) -> None:
         "cores": "4",
         "threads": "8",
         "energy_counters": f"{rapl}/intel-rapl:0/energy_uj {rapl}/intel-rapl:1/energy_uj",
+        "sleep": "no: the agent itself runs on it",
     }
 
 

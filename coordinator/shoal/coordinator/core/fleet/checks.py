@@ -126,6 +126,8 @@ def check_reading(reading: Reading, node: Node, wall: Wall) -> Refusal | None:
         ("temperature_c", reading.temperature_c, LEAST_CELSIUS, MOST_CELSIUS),
         ("power_w", reading.power_w, 0.0, MOST_WATTS),
         ("energy_j", reading.energy_j, 0.0, 1e15),
+        ("slept_s", reading.slept_s, 0.0, 1e15),
+        ("saved_j", reading.saved_j, -1e15, 1e15),
         ("taken_at", reading.taken_at - wall, -math.inf, float(CLOCK_ALLOWANCE_S)),
     )
     for name, value, least, greatest in bounds:
