@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
-from shoal.types.migration import Verdict, Verification, Verifier
+from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
 from shoal.types.signature import SignedModel
@@ -58,6 +58,8 @@ class Assignment:
     verifiers: of a replica that another takes over from. capture: how many of its requests the node may keep in memory,
     with the workload's consent, to verify moves with; 0: none. standby: kept ready for when no other replica
     answers; its node runs it as any, but where it is staged: then its bytes are fetched, and nothing is loaded.
+    session: of a stateful workload, each input that takes state and the output that gives it. handover: where its
+    sessions go; givers: who may hand it sessions.
     """
 
     id: str
@@ -80,6 +82,9 @@ class Assignment:
     capture: int = 0
     standby: bool = False
     staged: bool = False
+    session: Mapping[str, str] = field(default_factory=dict)
+    handover: Handover | None = None
+    givers: tuple[Giver, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,8 @@ class Observed:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     verdict: Verdict | None = None
+    sessions: int = 0
+    """Of a stateful workload: those whose state it has now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,5 +69,13 @@ class Refused:
     fatal: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What the node has alone, it has for `seconds` more, counted from when it sent the status of this sequence."""
+
+    sequence: int
+    seconds: Seconds
+
+
 FromAgent = Hello | Status | Receipts | NodeEvents
-ToAgent = Welcome | DesiredSet | ProbeNow | Refused
+ToAgent = Welcome | DesiredSet | ProbeNow | Refused | Lease

@@ -127,6 +127,25 @@ class Verifier:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """Where the sessions of a replica go now, one after the other at a step boundary: to another replica of its
+    workload, at the front of its node."""
+
+    migration: str
+    assignment: str
+    node: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Giver:
+    """Who may hand sessions to a replica: the agent of `node`, for this migration. Any other is refused."""
+
+    migration: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drift:
     """The worst that one output showed over all inputs."""
 

@@ -40,10 +40,12 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """All replicas of one workload. `pending_code` says why there are none, when there are none."""
+    """All replicas of one workload. `pending_code` says why there are none, when there are none. stateful: its requests
+    are steps of sessions, each of which one replica has."""
 
     workload: WorkloadKey
     generation: int
     endpoints: tuple[Endpoint, ...]
     pending_code: str = ""
     pending_reason: str = ""
+    stateful: bool = False

@@ -149,7 +149,8 @@ class Trade:
 @dataclass(frozen=True, slots=True)
 class Intent:
     """One workload with its policy applied. models: the source first, then its variants. capture: how many of its
-    requests a node may keep in memory to verify moves with, as its owner consents; 0: none."""
+    requests a node may keep in memory to verify moves with, as its owner consents; 0: none. session: of a stateful one,
+    each input that takes state and the output that gives it."""
 
     key: WorkloadKey
     revision: int
@@ -168,6 +169,7 @@ class Intent:
     delegation: Delegation = Delegation()
     migration: MigrationRule = field(default_factory=MigrationRule)
     capture: int = 0
+    session: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

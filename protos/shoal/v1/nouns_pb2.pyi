@@ -836,6 +836,26 @@ Global___Work: _TypeAlias = Work  # noqa: Y015
 class Assignment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SessionEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
@@ -856,6 +876,9 @@ class Assignment(_message.Message):
     CAPTURE_FIELD_NUMBER: _builtins.int
     STANDBY_FIELD_NUMBER: _builtins.int
     STAGED_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    HANDOVER_FIELD_NUMBER: _builtins.int
+    GIVERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     revision: _builtins.int
     model: _builtins.str
@@ -882,6 +905,14 @@ class Assignment(_message.Message):
     def verification(self) -> Global___Verification: ...
     @_builtins.property
     def verifiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Verifier]: ...
+    @_builtins.property
+    def session(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of a stateful workload: each input that takes state and the output that gives it."""
+
+    @_builtins.property
+    def handover(self) -> Global___Handover: ...
+    @_builtins.property
+    def givers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Giver]: ...
     def __init__(
         self,
         *,
@@ -905,14 +936,71 @@ class Assignment(_message.Message):
         capture: _builtins.int = ...,
         standby: _builtins.bool = ...,
         staged: _builtins.bool = ...,
+        session: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        handover: Global___Handover | None = ...,
+        givers: _abc.Iterable[Global___Giver] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover", "partition", b"partition", "signed", b"signed", "verification", b"verification", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "work", b"work", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "device", b"device", "draining", b"draining", "givers", b"givers", "handover", b"handover", "id", b"id", "max_batch", b"max_batch", "memory_bytes", b"memory_bytes", "model", b"model", "model_bytes", b"model_bytes", "partition", b"partition", "precision", b"precision", "provider", b"provider", "revision", b"revision", "session", b"session", "shared_worker", b"shared_worker", "signed", b"signed", "staged", b"staged", "standby", b"standby", "verification", b"verification", "verifiers", b"verifiers", "work", b"work", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class Handover(_message.Message):
+    """Where the sessions of a replica go, at a step boundary each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    migration: _builtins.str
+    assignment: _builtins.str
+    node: _builtins.str
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        migration: _builtins.str = ...,
+        assignment: _builtins.str = ...,
+        node: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "assignment", b"assignment", "migration", b"migration", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Handover: _TypeAlias = Handover  # noqa: Y015
+
+@_typing.final
+class Giver(_message.Message):
+    """Whose agent may hand sessions to a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIGRATION_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    migration: _builtins.str
+    node: _builtins.str
+    def __init__(
+        self,
+        *,
+        migration: _builtins.str = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Giver: _TypeAlias = Giver  # noqa: Y015
 
 @_typing.final
 class Tolerance(_message.Message):
@@ -1252,9 +1340,12 @@ class Route(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     PENDING_CODE_FIELD_NUMBER: _builtins.int
     PENDING_REASON_FIELD_NUMBER: _builtins.int
+    STATEFUL_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     pending_code: _builtins.str
     pending_reason: _builtins.str
+    stateful: _builtins.bool
+    """Its requests are steps of sessions, each of which one replica has."""
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -1267,10 +1358,11 @@ class Route(_message.Message):
         endpoints: _abc.Iterable[Global___Endpoint] | None = ...,
         pending_code: _builtins.str = ...,
         pending_reason: _builtins.str = ...,
+        stateful: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "generation", b"generation", "pending_code", b"pending_code", "pending_reason", b"pending_reason", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "generation", b"generation", "pending_code", b"pending_code", "pending_reason", b"pending_reason", "stateful", b"stateful", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1497,6 +1589,7 @@ class Observed(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     model: _builtins.str
     device: _builtins.str
@@ -1508,6 +1601,7 @@ class Observed(_message.Message):
     gives_up_at: _builtins.float
     in_flight: _builtins.int
     restarts: _builtins.int
+    sessions: _builtins.int
     @_builtins.property
     def workload(self) -> Global___WorkloadKey: ...
     @_builtins.property
@@ -1540,10 +1634,11 @@ class Observed(_message.Message):
         inputs: _abc.Iterable[Global___TensorSpec] | None = ...,
         outputs: _abc.Iterable[Global___TensorSpec] | None = ...,
         verdict: Global___Verdict | None = ...,
+        sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "gives_up_at", b"gives_up_at", "measured", b"measured", "retry_at", b"retry_at", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "since", b"since", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "sessions", b"sessions", "since", b"since", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gives_up_at: _TypeAlias = _typing.Literal["gives_up_at"]  # noqa: Y015
     _WhichOneofArgType__gives_up_at: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at"]  # noqa: Y015

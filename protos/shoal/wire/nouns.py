@@ -92,6 +92,7 @@ _DOWN: Final = {
     "desired": DesiredSet,
     "probe": link.ProbeNow,
     "refused": link.Refused,
+    "lease": link.Lease,
 }
 
 

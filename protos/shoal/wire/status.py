@@ -27,6 +27,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.NOT_SUPPORTED_YET,
         Code.TELEMETRY_ABSURD,
         Code.RECEIPT_ABSURD,
+        Code.SESSION_INVALID,
     ),
     grpc.StatusCode.NOT_FOUND: (
         Code.MODEL_NOT_FOUND,
@@ -54,6 +55,7 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.STORE_UNAVAILABLE,
         Code.COORDINATOR_UNREACHABLE,
         Code.NOT_LEADER,
+        Code.LEASE_ENDED,
     ),
     grpc.StatusCode.DEADLINE_EXCEEDED: (Code.DEADLINE_EXCEEDED, Code.TOO_SLOW),
     grpc.StatusCode.CANCELLED: (Code.CANCELLED,),
@@ -86,6 +88,9 @@ _GRPC: Final[dict[grpc.StatusCode, tuple[Code, ...]]] = {
         Code.TERM_STALE,
         Code.GENERATION_STALE,
         Code.MESSAGE_REPLAYED,
+        Code.SESSION_LOST,
+        Code.SESSION_MOVED,
+        Code.SESSION_STEP,
     ),
     grpc.StatusCode.UNIMPLEMENTED: (Code.UNIMPLEMENTED,),
     grpc.StatusCode.INTERNAL: (
