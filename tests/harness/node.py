@@ -15,7 +15,7 @@ from harness.pki import Authority, Files
 from shoal.agent.clock import SystemClock
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
-from shoal.agent.ports import LocalWorker, Witness, WorkerExited, WorkerFailed, WorkerReady
+from shoal.agent.ports import Keeper, LocalWorker, Witness, WorkerExited, WorkerFailed, WorkerReady
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.device import Device, DeviceKind, Role
@@ -123,12 +123,13 @@ class Node:
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
         witnesses: tuple[Witness, ...] = (),
+        keepers: tuple[Keeper, ...] = (),
     ) -> None:
         """By default each replica of this node is routed to it."""
         if routes is None:
             routes = [Route(key, 1, (self.endpoint(name),)) for name, key in self.models.items()]
         workers = tuple(self.local(name) for name in self.models)
-        await self.front.configure(tuple(routes), credentials, workers, revoked, peers, witnesses)
+        await self.front.configure(tuple(routes), credentials, workers, revoked, peers, witnesses, keepers)
 
     def grpc(self, files: Files) -> GrpcClient:
         return GrpcClient(self.front.config.grpc_port, files.authority.read_bytes(), files)

@@ -70,6 +70,22 @@ def infer_request(model: str, inputs: Sequence[Tensor], request_id: str = "") ->
     )
 
 
+def step_request(
+    model: str, inputs: Sequence[Tensor], sequence: int | str, *, start: bool = False, end: bool = False, step: int = 0
+) -> oip.ModelInferRequest:
+    """One step of a session, as a client of the protocol sends it. step: its number, 0 where it does not count."""
+    request = infer_request(model, inputs)
+    if isinstance(sequence, int):
+        request.parameters["sequence_id"].int64_param = sequence
+    else:
+        request.parameters["sequence_id"].string_param = sequence
+    request.parameters["sequence_start"].bool_param = start
+    request.parameters["sequence_end"].bool_param = end
+    if step:
+        request.parameters["sequence_step"].int64_param = step
+    return request
+
+
 class GrpcClient:
     """files: for a client certificate; authority alone with `bearer`."""
 
@@ -113,8 +129,11 @@ class GrpcClient:
     async def infer(
         self, model: str, inputs: Sequence[Tensor], *, request_id: str = "", said: Said = NOTHING, timeout: float = 20.0
     ) -> Answer:
-        request = infer_request(model, inputs, request_id).SerializeToString()
-        answer = oip.ModelInferResponse.FromString(await self.call("ModelInfer", request, said, timeout))
+        return await self.send(infer_request(model, inputs, request_id), said=said, timeout=timeout)
+
+    async def send(self, request: oip.ModelInferRequest, *, said: Said = NOTHING, timeout: float = 20.0) -> Answer:
+        sent = request.SerializeToString()
+        answer = oip.ModelInferResponse.FromString(await self.call("ModelInfer", sent, said, timeout))
         return Answer(
             answer.model_name,
             answer.id,

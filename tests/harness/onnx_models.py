@@ -60,6 +60,18 @@ def add_one() -> bytes:
     return model([node], [value("x", "FP32", ["n"])], [value("y", "FP32", ["n"])], [one])
 
 
+def summing(noise: float = 0.0) -> bytes:
+    """`y`: the sum of every `x` of its session so far, which goes in as `s` and comes out as `sn`. noise: added to each
+    step's `y`, for a wrong one."""
+    nodes = [
+        helper.make_node("Add", ["x", "s"], ["sn"]),
+        helper.make_node("Add", ["sn", "noise"], ["y"]),
+    ]
+    constant = numpy_helper.from_array(np.full(1, noise, np.float32), "noise")
+    inputs = [value("x", "FP32", [1, 2]), value("s", "FP32", [1, 2])]
+    return model(nodes, inputs, [value("y", "FP32", [1, 2]), value("sn", "FP32", [1, 2])], [constant])
+
+
 def fill() -> bytes:
     """`y`: as many zeros as `x` says. A small request that wants as much memory as it likes."""
     node = helper.make_node("ConstantOfShape", ["x"], ["y"])

@@ -223,7 +223,8 @@ class Agent:
             self.name, epoch or self.epoch, self.sequence, True, self.version, self.observed, (), readings, (),
             self.world.clock.wall(), True, serial=self.serial, roots=self.roots,
         )  # fmt: skip
-        return self.world.region.fleet.heard(self.name, epoch or self.epoch, status)
+        answer = self.world.region.fleet.heard(self.name, epoch or self.epoch, status)
+        return answer if isinstance(answer, Refusal) else None
 
     async def obey(self) -> None:
         """Runs what the newest desired set asks for, ready at once, and reports it."""

@@ -1,6 +1,6 @@
 """What the agent needs from the world. The supervisor knows these Protocols and no adapter by name."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from shoal.types.assignment import (
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
-from shoal.types.migration import Verdict, Verification, Verifier
+from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.route import Route
@@ -268,6 +268,18 @@ class Witness:
     capture: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """A replica of this node whose sessions the front keeps, whether or not its worker is there now. session: each
+    input that takes state, and the output that gives it. handover: where they go; givers: who may hand it some."""
+
+    assignment: str
+    workload: WorkloadKey
+    session: Mapping[str, str]
+    handover: Handover | None = None
+    givers: tuple[Giver, ...] = ()
+
+
 class Workers(Protocol):
     """Worker processes: one per assignment, or for several shared ones, and a spare. Outcomes come by `events`."""
 
@@ -306,6 +318,8 @@ class FrontStats:
     in_flight: tuple[tuple[str, int], ...]
     """(assignment, requests in flight towards it) for local endpoints."""
     crossings: tuple[Crossing, ...] = ()
+    sessions: tuple[tuple[str, int], ...] = ()
+    """(assignment, sessions that it has)"""
 
 
 class Front(Protocol):
@@ -319,12 +333,18 @@ class Front(Protocol):
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
         witnesses: tuple[Witness, ...] = (),
+        keepers: tuple[Keeper, ...] = (),
     ) -> None:
         """Idempotent. Returns when the front has taken it; a front that is restarted gets the last one again.
 
         workers: those that may take new requests (ready, not draining). One that is left out gets nothing new and
         finishes what it has. revoked: serials of certificates that are refused. peers: other regions that a gateway
-        may meet. witnesses: of the workers, those that others may be compared with."""
+        may meet. witnesses: of the workers, those that others may be compared with. keepers: of stateful workloads; the
+        sessions of one that is left out are lost."""
+        ...
+
+    async def lease(self, seconds: Seconds) -> None:
+        """What this node has alone (sessions), it has for so long from now, and no longer than it was last told."""
         ...
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:

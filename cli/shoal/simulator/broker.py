@@ -386,9 +386,9 @@ class BrokerLinks:
         seat.seen = sealed.sequence
         message = nouns.from_agent_from_wire(link_pb2.FromAgent.FromString(sealed.content))
         assert self._events is not None
-        refusal = await deliver(self._events, node, seat.epoch, message)
-        if refusal is not None:
-            self._tell(node, seat, Refused(refusal, fatal=False))
+        answer = await deliver(self._events, node, seat.epoch, message)
+        if answer is not None:
+            self._tell(node, seat, answer)
 
     def _tell(self, node: str, seat: _Seat, message: ToAgent, *, last: bool = False) -> None:
         if self._client is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shoal.agent.ports import (
     FrontStats,
+    Keeper,
     LocalWorker,
     Pace,
     Witness,
@@ -505,6 +506,7 @@ class Front:
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
         witnesses: tuple[Witness, ...] = (),
+        keepers: tuple[Keeper, ...] = (),
     ) -> None:
         self._process.gate("configure front")
         await asyncio.sleep(0.001)
@@ -574,6 +576,10 @@ class Front:
         if not source.alive:
             raise refuse(Code.WORKER_CRASHED, f"{asked.source} ended", "an answer", "retry")
         return _shows(peer, source)
+
+    async def lease(self, seconds: Seconds) -> None:
+        self._process.gate("lease front")
+        self._machine.world.record("front.leased", node=self._machine.name, seconds=seconds)
 
     async def stats(self) -> FrontStats:
         self._process.gate("front stats")

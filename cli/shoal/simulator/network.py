@@ -18,7 +18,7 @@ from shoal.simulator.world import Process, World
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.link import FromAgent, Hello, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
+from shoal.types.link import FromAgent, Hello, Lease, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
 from shoal.v1 import link_pb2
 from shoal.wire import nouns
 
@@ -274,9 +274,9 @@ class _Session:
             except ShoalError as invalid:
                 self.tell(Refused(invalid.refusal, fatal=False))
                 continue
-            refusal = await deliver(events, self.node, self.epoch, message)
-            if refusal is not None:
-                self.tell(Refused(refusal, fatal=False))
+            answer = await deliver(events, self.node, self.epoch, message)
+            if answer is not None:
+                self.tell(answer)
 
     def tell(self, message: ToAgent) -> None:
         if self.down.open:
@@ -402,7 +402,7 @@ def told(message: FromAgent | ToAgent) -> dict[str, object]:
             }
         case Refused():
             return {"what": "refused", "code": str(message.refusal.code), "found": message.refusal.found}
-        case Hello() | Welcome() | Receipts() | NodeEvents() | ProbeNow():
+        case Hello() | Welcome() | Receipts() | NodeEvents() | ProbeNow() | Lease():
             return {"what": type(message).__name__.lower()}
 
 

@@ -14,7 +14,7 @@ from shoal.types.assignment import DesiredSet, Status
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
-from shoal.types.link import Hello, NodeEvents, Receipts, ToAgent, Welcome
+from shoal.types.link import Hello, Lease, NodeEvents, Receipts, ToAgent, Welcome
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
@@ -194,8 +194,9 @@ class LinkEvents(Protocol):
         """peer: the address that the hello came from, where the link tells it."""
         ...
 
-    def heard(self, node: str, epoch: int, status: Status) -> Refusal | None:
-        """A heartbeat: never waits. A refusal is counted and told to the node; the session goes on."""
+    def heard(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
+        """A heartbeat: never waits. A refusal is counted and told to the node; the session goes on. So is the lease
+        that the node asks for."""
         ...
 
     async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:

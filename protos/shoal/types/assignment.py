@@ -224,6 +224,8 @@ class Status:
     """Fingerprints of the CAs that it trusts."""
     crossings: tuple["Crossing", ...] = ()
     """At a gateway."""
+    alone: bool = False
+    """It has what nobody else may have, and asks for a lease of it."""
 
 
 @dataclass(frozen=True, slots=True)

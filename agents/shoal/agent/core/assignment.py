@@ -638,7 +638,9 @@ def phase(state: State) -> Phase:
             return Phase.GONE
 
 
-def observe(state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tuple[Served, ...] = ()) -> Observed:
+def observe(
+    state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tuple[Served, ...] = (), sessions: int = 0
+) -> Observed:
     """What the node reports. epoch_wall: wall clock minus elapsed clock, both read now."""
 
     def wall(at: Elapsed) -> Wall:
@@ -663,6 +665,7 @@ def observe(state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tu
         inputs=service.inputs if service else (),
         outputs=service.outputs if service else (),
         verdict=state.record.verdict,
+        sessions=sessions,
     )
 
 

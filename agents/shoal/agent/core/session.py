@@ -125,6 +125,7 @@ class Report:
     serial: str = ""
     roots: tuple[str, ...] = ()
     crossings: tuple[Crossing, ...] = ()
+    alone: bool = False
 
 
 def report(reporter: Reporter, now: Report, *, full_every: int) -> tuple[Reporter, Status]:
@@ -147,6 +148,7 @@ def report(reporter: Reporter, now: Report, *, full_every: int) -> tuple[Reporte
         serial=now.serial if news else "",
         roots=now.roots if news else (),
         crossings=now.crossings,
+        alone=now.alone,
     )
     return Reporter(status.sequence, {each.assignment: each for each in now.observed}, held), status
 

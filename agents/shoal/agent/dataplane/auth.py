@@ -82,6 +82,18 @@ def caller_of(
     )
 
 
+def agent_of(call: Call, region: str, revoked: Container[str], wall: Wall) -> Identity:
+    """The agent of this region that calls for itself: what agents ask of each other. Raises ShoalError."""
+    identity = call.identity
+    if identity is None:
+        raise refuse(Code.UNAUTHENTICATED, "no client certificate", "an agent's of this region", "use the agent's")
+    refusal = refused(identity.serial, revoked) or check_validity(identity, wall)
+    if refusal is not None:
+        raise ShoalError(refusal)
+    require(identity, region=region, roles=frozenset({Role.AGENT}))
+    return identity
+
+
 def refused(serial: str, revoked: Container[str]) -> Refusal | None:
     if serial not in revoked:
         return None

@@ -1,7 +1,7 @@
 """What supervisor and front say to each other, and its form in a frame.
 
 Kinds that a front answers: `configure` (a Configuration), `verify` (an Order; a Verdict), `stats` (FrontStats),
-`drain`, `stop`.
+`lease` (seconds), `drain`, `stop`.
 """
 
 import base64
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.core.routing import Limits
-from shoal.agent.ports import FrontStats, LocalWorker, Witness
+from shoal.agent.ports import FrontStats, Keeper, LocalWorker, Witness
 from shoal.types.assignment import Credential, Crossing, Ingress, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.migration import Verification, Verifier
+from shoal.types.migration import Giver, Handover, Verification, Verifier
 from shoal.types.route import Route
-from shoal.types.units import Wall
+from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire import nouns
 
@@ -80,6 +80,7 @@ class Configuration:
     revoked: tuple[str, ...] = ()
     peers: tuple[PeerTrust, ...] = ()
     witnesses: tuple[Witness, ...] = ()
+    keepers: tuple[Keeper, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def pack(configuration: Configuration) -> bytes:
             "revoked": configuration.revoked,
             "peers": [asdict(peer) for peer in configuration.peers],
             "witnesses": [asdict(witness) for witness in configuration.witnesses],
+            "keepers": [asdict(keeper) for keeper in configuration.keepers],
         }
     ).encode()
 
@@ -139,13 +141,33 @@ def unpack(payload: bytes) -> Configuration:
                 Witness(str(each["assignment"]), tuple(Verifier(**one) for one in each["verifiers"]), each["capture"])
                 for each in said["witnesses"]
             ),
+            keepers=tuple(map(_keeper, said["keepers"])),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("configuration", error) from error
 
 
+def _keeper(said: dict[str, Any]) -> Keeper:
+    handover = Handover(**said["handover"]) if said["handover"] is not None else None
+    givers = tuple(Giver(**one) for one in said["givers"])
+    session = {str(name): str(output) for name, output in said["session"].items()}
+    return Keeper(str(said["assignment"]), WorkloadKey(*said["workload"]), session, handover, givers)
+
+
 def _worker(said: dict[str, Any]) -> LocalWorker:
     return LocalWorker(said["assignment"], WorkloadKey(*said["workload"]), said["socket"], said["nonce"])
+
+
+def pack_lease(seconds: Seconds) -> bytes:
+    return json.dumps({"seconds": seconds}).encode()
+
+
+def unpack_lease(payload: bytes) -> Seconds:
+    """Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        return Seconds(float(json.loads(payload)["seconds"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise _invalid("lease", error) from error
 
 
 def pack_stats(stats: FrontStats) -> bytes:
@@ -161,6 +183,7 @@ def unpack_stats(payload: bytes) -> FrontStats:
             ingress=tuple(Ingress(**{**each, "workload": WorkloadKey(*each["workload"])}) for each in said["ingress"]),
             in_flight=tuple((str(name), int(count)) for name, count in said["in_flight"]),
             crossings=tuple(Crossing(**each) for each in said["crossings"]),
+            sessions=tuple((str(name), int(count)) for name, count in said["sessions"]),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("statistics", error) from error

@@ -21,6 +21,7 @@ from shoal.agent.dataplane.transport import (
     MAX_MESSAGE,
     ORIGIN_KEY,
     REQUEST_KEY,
+    STEP_KEY,
     TENANT_KEY,
     TlsFiles,
 )
@@ -37,6 +38,7 @@ from shoal.wire.identity import dns_of
 from shoal.wire.outbound import target_of_peer
 
 WITNESS: Final = "shoal.v1.Witness"
+SESSIONS: Final = "shoal.v1.Sessions"
 CONNECT_TIMEOUT_S: Final = 1.2
 PING_EVERY_S: Final = 0.4
 SILENT_S: Final = 1.2
@@ -60,13 +62,15 @@ _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What travels beside a request. left_s: until its deadline, from now. agreement: of a guest's."""
+    """What travels beside a request. left_s: until its deadline, from now. agreement: of a guest's. step: of a
+    session's, the token by which it is known when it comes again."""
 
     tenant: str
     origin: str
     request_id: str
     left_s: Seconds
     agreement: str = ""
+    step: str = ""
 
 
 class AttemptFailed(ShoalError):
@@ -216,6 +220,10 @@ class Peers:
         """What an agent of this region answers to a verifier of its replica, serialized. Raises AttemptFailed."""
         return await self._call(endpoint, f"/{WITNESS}/{method}", request, left_s, ())
 
+    async def hand_over(self, endpoint: Endpoint, method: str, request: bytes, left_s: Seconds) -> bytes:
+        """What an agent of this region answers to who gives it a session, serialized. Raises AttemptFailed."""
+        return await self._call(endpoint, f"/{SESSIONS}/{method}", request, left_s, ())
+
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close(None)
@@ -291,7 +299,9 @@ def _said(endpoint: Endpoint, errand: Errand) -> tuple[tuple[str, str], ...]:
     always = ((HOP_KEY, "1"), (REQUEST_KEY, errand.request_id))
     if endpoint.region:
         return (*always, (AGREEMENT_KEY, endpoint.agreement))
-    inside = (*always, (TENANT_KEY, errand.tenant), (ORIGIN_KEY, errand.origin))
+    inside: tuple[tuple[str, str], ...] = (*always, (TENANT_KEY, errand.tenant), (ORIGIN_KEY, errand.origin))
+    if errand.step:
+        inside = (*inside, (STEP_KEY, errand.step))
     return (*inside, (AGREEMENT_KEY, errand.agreement)) if errand.agreement else inside
 
 

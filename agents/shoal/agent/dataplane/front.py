@@ -18,13 +18,17 @@ import structlog
 
 from shoal.agent.core import routing
 from shoal.agent.core.routing import WELL, Condemned, Fault, Health, Limits, Load, Next, Suspects, Tries
+from shoal.agent.core.sequences import Key, Step
 from shoal.agent.dataplane import request as reading
 from shoal.agent.dataplane.auth import INFER_ROLES, READ_ROLES, Caller, Credentials, by_digest, caller_of, refused
 from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
 from shoal.agent.dataplane.metering import Meter
+from shoal.agent.dataplane.pins import Pins, Search, at_home
+from shoal.agent.dataplane.sessions import Sessions, digest
+from shoal.agent.dataplane.state import hide
 from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
 from shoal.agent.dataplane.witness import Captures
-from shoal.agent.ports import Clock, FrontStats, LocalWorker
+from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, PeerTrust
@@ -57,7 +61,7 @@ class Settings:
 @dataclass(eq=False)
 class _Flight:
     """One request inside. crowd: what was in flight at its replica when that crashed, itself included. suspicion: what
-    was known of it at that moment, before the crowd's own crash was."""
+    was known of it at that moment, before the crowd's own crash was. step: where its workload has state."""
 
     key: WorkloadKey
     caller: Caller
@@ -66,6 +70,7 @@ class _Flight:
     request: bytes
     arrived: Elapsed
     expires: Elapsed
+    step: Step | None = None
     attempts: int = 0
     crowd: tuple["_Flight", ...] = ()
     suspicion: frozenset[bytes] | None = None
@@ -99,15 +104,18 @@ class DataPlane:
         peers: Peers,
         dates_at: Callable[[], Wall] | None = None,
         captures: Captures | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         """dates_at: the moment at which who calls must be valid; by default now. captures: what keeps requests that
-        workers here answered, where that is consented to."""
+        workers here answered, where that is consented to. sessions: that this front has; by default none."""
         self._dates_at = dates_at or clock.wall
         self._settings = settings
         self._clock = clock
         self._workers = workers
         self._peers = peers
         self._captures = captures or Captures()
+        self._sessions = sessions or Sessions(settings.region, settings.origin, clock, workers, peers, self._dates_at)
+        self._pins = Pins()
         self._meter = Meter()
         self._routes: Mapping[WorkloadKey, Route] = {}
         self._forwarded: Mapping[WorkloadKey, Route] = {}
@@ -153,6 +161,7 @@ class DataPlane:
         workers: tuple[LocalWorker, ...],
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
+        keepers: tuple[Keeper, ...] = (),
     ) -> None:
         """The whole truth, each time. A worker that was started anew is judged anew."""
         self._peers_of = {peer.region: peer for peer in peers}
@@ -166,6 +175,7 @@ class DataPlane:
         self._forwarded = _forwarded(routes, workers)
         self._guests = _inside(routes)
         self._workers.configure(workers)
+        self._sessions.configure(keepers, workers, revoked)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
         agreements = {endpoint.agreement for route in routes for endpoint in route.endpoints}
         self._meter.forget(agreements | {agreement for peer in peers for agreement in peer.agreements})
@@ -181,7 +191,9 @@ class DataPlane:
 
     def stats(self) -> FrontStats:
         flights = tuple((name, self._health.get(name, WELL).outstanding) for name in self._known)
-        return FrontStats(self._ready(), self._meter.ingress(), flights, self._meter.crossings())
+        return FrontStats(
+            self._ready(), self._meter.ingress(), flights, self._meter.crossings(), self._sessions.counts()
+        )
 
     # the service
 
@@ -229,6 +241,7 @@ class DataPlane:
             try:
                 if picked.kind is EndpointKind.LOCAL:
                     said = await self._workers.metadata(picked.assignment, errand)
+                    hide(said, self._sessions.session_of(picked.assignment))
                 else:
                     said = await self._peers.metadata(picked, name, errand)
             except AttemptFailed as error:
@@ -245,11 +258,13 @@ class DataPlane:
             caller = self._caller(call)
             asked = reading.read(request)
             route = self._route(caller, asked.model, asked.version)
+            if route.stateful and not asked.session:
+                raise _no_sequence()
         except ShoalError as error:
             self._meter.codes[error.code] += 1
             self._log_refusal(self._name(call), "", error)
             raise
-        flight = self._flight(call, caller, asked, route.workload, request)
+        flight = self._flight(call, caller, asked, route, request)
         if caller.enters:
             self._meter.entered(flight.key, caller.origin)
         code: Code | None = Code.CANCELLED
@@ -284,6 +299,8 @@ class DataPlane:
 
     async def _answer(self, route: Route, flight: _Flight) -> bytes:
         """Raises ShoalError: the last attempt's, once no other is left to make."""
+        if flight.step is not None:
+            return await self._answer_step(route, flight, flight.step)
         tries = Tries()
         failure: AttemptFailed | None = None
         seed = next(self._ids)
@@ -319,6 +336,47 @@ class DataPlane:
                     case Next.RETRY:
                         tries = replace(tries, tried=tries.tried | {picked.assignment})
 
+    async def _answer_step(self, route: Route, flight: _Flight, step: Step) -> bytes:
+        """At the replica that has the session, wherever it went. Raises ShoalError, soon after no place is left."""
+        key = Key(flight.key, flight.session)
+        if flight.caller.hop:  # who sent it knows where else to ask
+            at = at_home(self._sessions.where(key), self._first_of(route, key))
+            return await self._step_at(at, key, step, flight)
+        search = Search(self._pins, key, step, self._clock.now())
+        while True:
+            picked = search.place(route, self._sessions.where(key), self._first_of(route, key, search.tried))
+            if isinstance(picked, Refusal):
+                raise search.failure or Refused(picked, Seconds(1.0))
+            if flight.expires <= self._clock.now():
+                raise search.failure or _late()
+            flight.attempts += 1
+            try:
+                answer = await self._step_at(picked, key, step, flight)
+            except ShoalError as error:
+                wait_s = search.failed(error, picked, self._route_now(route), self._clock.now())
+                await asyncio.sleep(min(wait_s, max(0.0, flight.expires - self._clock.now())))
+                route = self._route_now(route)
+            else:
+                search.answered(picked)
+                return answer
+
+    async def _step_at(self, picked: Endpoint, key: Key, step: Step, flight: _Flight) -> bytes:
+        if picked.kind is not EndpointKind.LOCAL:
+            return await self._attempt(picked, flight, Seconds(flight.expires - self._clock.now()))
+
+        async def run(assignment: str, request: bytes) -> bytes:
+            whole, left = replace(flight, request=request), Seconds(flight.expires - self._clock.now())
+            return await self._attempt(replace(picked, assignment=assignment), whole, left)
+
+        return await self._sessions.step(key, step, flight.request, picked.assignment, flight.expires, run)
+
+    def _first_of(self, route: Route, key: Key, tried: frozenset[str] = frozenset()) -> Endpoint | Refusal:
+        """Where a new session begins: the same at every front that knows the same route."""
+        return self._choose(route, tried, key.sequence, 0)
+
+    def _route_now(self, route: Route) -> Route:
+        return self._routes.get(route.workload, route)
+
     def _suspicion(self, flight: _Flight) -> frozenset[bytes] | None:
         """What was in flight with the same request when it met a crash before, in this try or another; None if not."""
         return self._suspects.crashed_with(flight.digest, self._clock.now()) if self._suspects else None
@@ -345,7 +403,8 @@ class DataPlane:
         self._health[name] = routing.sent(before)
         self._at[name].add(flight)
         flight.crowd, flight.suspicion = (), None
-        errand = Errand(flight.key.tenant, flight.caller.origin, flight.id, left, flight.caller.agreement)
+        token = flight.step.token if flight.step is not None else ""
+        errand = Errand(flight.key.tenant, flight.caller.origin, flight.id, left, flight.caller.agreement, token)
         outcome: Fault | Seconds = Fault.REQUEST
         start = self._clock.now()
         try:
@@ -411,12 +470,19 @@ class DataPlane:
         if turned is not None:
             raise Refused(turned.refusal, turned.retry_after_s)
 
-    def _flight(self, call: Call, caller: Caller, asked: reading.Asked, key: WorkloadKey, request: bytes) -> _Flight:
+    def _flight(self, call: Call, caller: Caller, asked: reading.Asked, route: Route, request: bytes) -> _Flight:
         now = self._clock.now()
         wishes = [left for left in (call.left_s, asked.timeout_s) if left is not None]
         left = min(*wishes, self._settings.max_timeout_s) if wishes else self._settings.timeout_s
         name = self._name(call) if caller.hop else asked.id[:128] or self._name(call)
-        return _Flight(key, caller, name, asked.session, request, now, Elapsed(now + left))
+        step = self._step(call, caller, asked, request) if route.stateful and asked.session else None
+        return _Flight(route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step)
+
+    def _step(self, call: Call, caller: Caller, asked: reading.Asked, request: bytes) -> Step:
+        """Its token names this very call, at every front that it comes to."""
+        own = f"{self._settings.origin}-{self._run}-{next(self._ids):x}"
+        token = call.step if caller.hop and call.step else own
+        return Step(token, digest(request), asked.start, asked.end, asked.step)
 
     # who and where
 
@@ -496,6 +562,15 @@ _CRASHES: Final = Refusal(
 )
 
 
+def _no_sequence() -> ShoalError:
+    return refuse(
+        Code.SESSION_INVALID,
+        "a request without a sequence",
+        "sequence_id, and sequence_start with the first step",
+        "name the session of each request: the workload keeps state between them",
+    )
+
+
 def _late() -> ShoalError:
     return refuse(Code.DEADLINE_EXCEEDED, "the request's time is over", "an answer before its deadline", "allow more")
 
@@ -510,7 +585,10 @@ def _forwarded(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> d
     for route in routes:
         if route.workload.tenant != GUESTS:
             found[route.workload] += [endpoint for endpoint in route.endpoints if endpoint.region]
-    return {key: Route(key, 0, tuple(endpoints)) for key, endpoints in found.items() if endpoints}
+    stateful = {route.workload for route in routes if route.stateful}
+    return {
+        key: Route(key, 0, tuple(endpoints), stateful=key in stateful) for key, endpoints in found.items() if endpoints
+    }
 
 
 def _inside(routes: tuple[Route, ...]) -> dict[WorkloadKey, Route]:

@@ -21,6 +21,7 @@ from shoal.agent.dataplane.transport import (
     MAX_MESSAGE,
     ORIGIN_KEY,
     REQUEST_KEY,
+    STEP_KEY,
     TENANT_KEY,
     Call,
     Service,
@@ -222,6 +223,7 @@ class GrpcTransport:
             request_id=str(said.get(REQUEST_KEY, "")),
             left_s=None if left is None else Seconds(left),
             agreement=str(said.get(AGREEMENT_KEY, "")),
+            step=str(said.get(STEP_KEY, ""))[:128],
         )
 
     def _identity(self, context: _Context) -> Identity | None:

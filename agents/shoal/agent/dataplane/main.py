@@ -20,11 +20,12 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import FrontConfig
-from shoal.agent.dataplane.forward import WITNESS, Peers, Workers
+from shoal.agent.dataplane.forward import SESSIONS, WITNESS, Peers, Workers
 from shoal.agent.dataplane.front import DataPlane, Settings
 from shoal.agent.dataplane.grpc import GrpcTransport, Method
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
+from shoal.agent.dataplane.sessions import SessionCollector, Sessions
 from shoal.agent.dataplane.transport import TlsFiles, Transport
 from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.dataplane.verify import Verifier
@@ -68,18 +69,22 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     workers, peers = Workers(), Peers(config.region, tls, authorities)
     settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
     witnesses = Witnesses(config.region, workers, dates_at)
-    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures)
+    sessions = Sessions(config.region, config.node, clock, workers, peers, dates_at)
+    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions)
+    beside = {WITNESS: _answered_by(witnesses), SESSIONS: _handed_to(sessions)}
     transports: tuple[Transport, ...] = (
-        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities, {WITNESS: _answered_by(witnesses)}),
+        GrpcTransport(plane, config.host, config.grpc_port, tls, authorities, beside),
         GrpcTransport(plane, config.host, config.token_port, tls),
         RestTransport(plane, config.host, config.rest_port, tls),
     )
     stages = _Stages()
-    server = FrameServer(config.socket(), nonce, _handlers(plane, witnesses, Verifier(peers), authorities, stages))
+    server = FrameServer(
+        config.socket(), nonce, _handlers(plane, witnesses, Verifier(peers), authorities, sessions, stages)
+    )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal's group: the supervisor decides
-    _serve_metrics(config, plane, clock)
+    _serve_metrics(config, plane, sessions, clock)
     await server.start()
     _write_record(config, nonce)
     over = asyncio.create_task(_until_over(stages.stopped, server, config.orphan_after_s))
@@ -99,6 +104,7 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
         over.cancel()
         configured.cancel()
         await server.close()
+        sessions.close()
         await workers.close()
         await peers.close()
         config.record().unlink(missing_ok=True)
@@ -120,14 +126,23 @@ def _answered_by(witnesses: Witnesses) -> dict[str, Method]:
     }
 
 
+def _handed_to(sessions: Sessions) -> dict[str, Method]:
+    return {"Offer": Method(sessions.admit, sessions.offered), "Commit": Method(sessions.admit, sessions.committed)}
+
+
 def _handlers(
-    plane: DataPlane, witnesses: Witnesses, verifier: Verifier, authorities: Authorities, stages: _Stages
+    plane: DataPlane,
+    witnesses: Witnesses,
+    verifier: Verifier,
+    authorities: Authorities,
+    sessions: Sessions,
+    stages: _Stages,
 ) -> dict[str, Handler]:
     async def configure(message: Message) -> Message:
         said = control.unpack(message.payload)
         authorities.configure(said.peers)
         witnesses.configure(said.witnesses, said.revoked)
-        plane.configure(said.routes, said.credentials, said.workers, said.revoked, said.peers)
+        plane.configure(said.routes, said.credentials, said.workers, said.revoked, said.peers, said.keepers)
         stages.configured.set()
         await stages.listening.wait()
         return Message("configured")
@@ -135,6 +150,10 @@ def _handlers(
     async def stats(_: Message) -> Message:
         now = plane.stats()
         return Message("stats", {}, control.pack_stats(replace(now, ready=now.ready and stages.listening.is_set())))
+
+    async def lease(message: Message) -> Message:
+        sessions.lease(control.unpack_lease(message.payload))
+        return Message("leased")
 
     async def verify(message: Message) -> Message:
         order = control.unpack_order(message.payload)
@@ -149,7 +168,7 @@ def _handlers(
         stages.stopped.set()
         return Message("stopping")
 
-    return {"configure": configure, "verify": verify, "stats": stats, "drain": drain, "stop": stop}
+    return {"configure": configure, "lease": lease, "verify": verify, "stats": stats, "drain": drain, "stop": stop}
 
 
 async def _until_over(stopped: asyncio.Event, server: FrameServer, orphan_after_s: float) -> None:
@@ -183,11 +202,12 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
     write_private(config.record(), json.dumps(record).encode(), durable=False)
 
 
-def _serve_metrics(config: FrontConfig, plane: DataPlane, clock: Clock) -> None:
+def _serve_metrics(config: FrontConfig, plane: DataPlane, sessions: Sessions, clock: Clock) -> None:
     if config.metrics_port is None:
         return
     registry = CollectorRegistry()
     registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected))
+    registry.register(SessionCollector(sessions))
     files = Path(config.certificate), Path(config.key), Path(config.authority)
     guard = scrape.Guard(config.region, *files, clock.wall, plane.revoked)
     scrape.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)

@@ -19,11 +19,12 @@ from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig, Order
 from shoal.agent.frames import FrameClient, start_time
-from shoal.agent.ports import Clock, FrontStats, LocalWorker, Witness
+from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker, Witness
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Verdict, Verification
 from shoal.types.route import Route
+from shoal.types.units import Seconds
 from shoal.wire import nouns
 
 START_TIMEOUT_S: Final = 30.0
@@ -118,10 +119,16 @@ class FrontProcess:
         revoked: tuple[str, ...] = (),
         peers: tuple[PeerTrust, ...] = (),
         witnesses: tuple[Witness, ...] = (),
+        keepers: tuple[Keeper, ...] = (),
     ) -> None:
         """Raises ShoalError(DEADLINE_EXCEEDED | REPLICA_UNREACHABLE); the configuration counts all the same."""
-        self._wanted = Configuration(routes, credentials, workers, revoked, peers, witnesses)
+        self._wanted = Configuration(routes, credentials, workers, revoked, peers, witnesses, keepers)
         await self._configure(await self._connected())
+
+    async def lease(self, seconds: Seconds) -> None:
+        """Raises ShoalError: then what it was told before counts."""
+        client = await self._connected()
+        await client.call("lease", control.pack_lease(seconds), timeout=CALL_TIMEOUT_S)
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
         """Raises ShoalError; no later than `asked.within_s`."""

@@ -33,18 +33,23 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
 }
 """Bytes of one element once it is a tensor; of BYTES what an empty string costs as an object."""
 MAX_RANK: Final = 32
+MAX_SEQUENCE_ID: Final = 256
 _Tensor = oip.ModelInferRequest.InferInputTensor | oip.ModelInferRequest.InferRequestedOutputTensor
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """session: the protocol's sequence_id as text, "" without one. timeout_s: the `timeout` parameter (sent in us)."""
+    """session: the protocol's sequence_id as text, "" without one; start, end: its first and last step; step: which one
+    it is as its client counts, from 1, None where it does not. timeout_s: the `timeout` parameter (sent in us)."""
 
     model: str
     version: str
     id: str
     session: str
     timeout_s: Seconds | None
+    start: bool = False
+    end: bool = False
+    step: int | None = None
 
 
 def read(request: bytes) -> Asked:
@@ -70,6 +75,9 @@ def read(request: bytes) -> Asked:
         id=message.id,
         session=_session(message.parameters),
         timeout_s=_timeout(message.parameters),
+        start=_flag(message.parameters, "sequence_start"),
+        end=_flag(message.parameters, "sequence_end"),
+        step=_step(message.parameters),
     )
 
 
@@ -106,7 +114,25 @@ def _session(parameters: Mapping[str, oip.InferParameter]) -> str:
     if "sequence_id" not in parameters:
         return ""
     value = _value(parameters["sequence_id"])
+    if isinstance(value, str) and len(value) > MAX_SEQUENCE_ID:
+        raise invalid(f"a sequence_id of {len(value)} characters", f"at most {MAX_SEQUENCE_ID}")
     return str(value) if value else ""
+
+
+def _flag(parameters: Mapping[str, oip.InferParameter], name: str) -> bool:
+    value = _value(parameters[name]) if name in parameters else False
+    if not isinstance(value, bool):
+        raise invalid(f"{name} {value!r:.80}", "true or false")
+    return value
+
+
+def _step(parameters: Mapping[str, oip.InferParameter]) -> int | None:
+    if "sequence_step" not in parameters:
+        return None
+    value = _value(parameters["sequence_step"])
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise invalid(f"sequence_step {value!r:.80}", "1 or more")
+    return value
 
 
 def _timeout(parameters: Mapping[str, oip.InferParameter]) -> Seconds | None:

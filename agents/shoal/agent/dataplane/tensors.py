@@ -24,7 +24,7 @@ MAX_OBJECTS_BYTES: Final = 4 * INFER_BYTES
 _NUMBER_BYTES: Final = 32
 _NESTED_BYTES: Final = 72
 
-_FORMATS: Final[Mapping[str, str]] = {
+FORMATS: Final[Mapping[str, str]] = {
     "BOOL": "?",
     "INT8": "b",
     "INT16": "h",
@@ -41,7 +41,7 @@ _FORMATS: Final[Mapping[str, str]] = {
 _INTEGERS: Final = frozenset({int})
 _NUMBERS: Final = frozenset({int, float})
 _ITEM_TYPES: Final[Mapping[str, frozenset[type]]] = {
-    name: frozenset({bool}) if name == "BOOL" else _NUMBERS if name.startswith("FP") else _INTEGERS for name in _FORMATS
+    name: frozenset({bool}) if name == "BOOL" else _NUMBERS if name.startswith("FP") else _INTEGERS for name in FORMATS
 }
 _LENGTH: Final = struct.Struct("<I")
 
@@ -187,7 +187,7 @@ def _raw(name: str, datatype: str, shape: Sequence[int], count: int, data: Any) 
         if datatype == "BYTES":
             texts = [item.encode() for item in items]
             return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
-        return struct.pack(f"<{count}{_FORMATS[datatype]}", *items)
+        return struct.pack(f"<{count}{FORMATS[datatype]}", *items)
     except (struct.error, OverflowError, UnicodeEncodeError) as error:
         raise invalid(f"input {name!r:.80}: {error}"[:300], f"what {datatype} holds") from error
 
@@ -208,7 +208,7 @@ def _flat(name: str, shape: Sequence[int], data: list[Any]) -> list[Any]:
 def _data(name: str, datatype: str, raw: bytes) -> list[Any]:
     if datatype == "BYTES":
         return [_decoded(name, text) for text in _strings(raw)]
-    form = _FORMATS.get(datatype)
+    form = FORMATS.get(datatype)
     if form is None:
         raise invalid(f"output {name!r:.80}: {datatype} in JSON", "binary_data: true for this output")
     size = struct.calcsize(f"<{form}")

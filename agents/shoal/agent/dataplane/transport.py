@@ -25,6 +25,7 @@ ORIGIN_KEY = "shoal-origin"
 HOP_KEY = "shoal-hop"
 REQUEST_KEY = "shoal-request-id"
 AGREEMENT_KEY = "shoal-agreement"
+STEP_KEY = "shoal-step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class Call:
     """What a transport knows of one call.
 
     identity: of a client certificate that an authority of the very region in its name issued. bearer: the token as
-    sent, "" without one. tenant, origin, hop, request_id, agreement: as the caller claims them; who may claim what is
-    for the service to judge. left_s: until the caller's deadline, None without one.
+    sent, "" without one. tenant, origin, hop, request_id, agreement, step: as the caller claims them; who may claim
+    what is for the service to judge. left_s: until the caller's deadline, None without one.
     """
 
     identity: Identity | None = None
@@ -44,6 +45,7 @@ class Call:
     request_id: str = ""
     left_s: Seconds | None = None
     agreement: str = ""
+    step: str = ""
 
     @property
     def caller(self) -> str:

@@ -11,17 +11,16 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from shoal.agent.dataplane.auth import refused
+from shoal.agent.dataplane.auth import agent_of
 from shoal.agent.dataplane.forward import Errand, Workers
 from shoal.agent.dataplane.request import invalid
 from shoal.agent.dataplane.transport import Call
 from shoal.agent.ports import Witness
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.device import Role
+from shoal.types.codes import Code, refuse
 from shoal.types.units import Seconds, Wall
 from shoal.v1 import witness_pb2
-from shoal.wire.identity import Identity, check_validity, require
+from shoal.wire.identity import Identity
 
 KEPT_BYTES: Final = 16 * 2**20
 """Of one replica's captured requests; the oldest go first, and one that is larger is not kept."""
@@ -102,14 +101,7 @@ class Witnesses:
         return witness_pb2.AnswerReply(response=response).SerializeToString()
 
     def _agent(self, call: Call) -> Identity:
-        identity = call.identity
-        if identity is None:
-            raise refuse(Code.UNAUTHENTICATED, "no client certificate", "an agent's of this region", "use the agent's")
-        refusal = refused(identity.serial, self._revoked) or check_validity(identity, self._dates_at())
-        if refusal is not None:
-            raise ShoalError(refusal)
-        require(identity, region=self._region, roles=frozenset({Role.AGENT}))
-        return identity
+        return agent_of(call, self._region, self._revoked, self._dates_at())
 
     def _named(self, call: Call, migration: str, assignment: str) -> Identity:
         """Raises ShoalError(ROLE_DENIED) also where there is no such replica: who may not ask learns nothing."""

@@ -11,6 +11,7 @@ from shoal.agent.ports import (
     Cache,
     Clock,
     Front,
+    Keeper,
     LocalWorker,
     Log,
     Witness,
@@ -144,6 +145,11 @@ class Replicas:
         found = (_witness(replica.state) for replica in self._held.values())
         return tuple(witness for witness in found if witness is not None)
 
+    def keepers(self) -> tuple[Keeper, ...]:
+        """Of stateful workloads: a worker that is started anew goes on with their sessions."""
+        found = (_keeper(replica.state) for replica in self._held.values())
+        return tuple(keeper for keeper in found if keeper is not None)
+
     def observed(self, epoch_wall: Seconds) -> tuple[Observed, ...]:
         return tuple(self._observed(replica, epoch_wall) for replica in self._held.values())
 
@@ -177,7 +183,7 @@ class Replicas:
                 replica.unperformed += 1
                 replica.outbox.put_nowait(effect)
         if type(state) is type(before):
-            if before is not None and _witness(state) != _witness(before):
+            if before is not None and (_witness(state), _keeper(state)) != (_witness(before), _keeper(before)):
                 self._turned()
             return
         self._turned()
@@ -293,6 +299,7 @@ class Replicas:
             epoch_wall=epoch_wall,
             in_flight=self._gauges.in_flight(replica.name),
             served=stats.served if stats else (),
+            sessions=dict(self._gauges.front.sessions).get(replica.name, 0),
         )
 
 
@@ -301,6 +308,13 @@ def _witness(state: machine.State) -> Witness | None:
     if not isinstance(state, machine.Ready) or not (asked.verifiers or asked.capture):
         return None
     return Witness(asked.id, asked.verifiers, asked.capture)
+
+
+def _keeper(state: machine.State) -> Keeper | None:
+    asked = state.asked
+    if isinstance(state, machine.Draining | machine.Gone) or not asked.session:
+        return None
+    return Keeper(asked.id, asked.workload, asked.session, asked.handover, asked.givers)
 
 
 def _service(ready: WorkerReady | None) -> machine.Service | None:

@@ -38,12 +38,14 @@ from shoal.agent.supervisor.replicas import Replicas
 from shoal.types.assignment import DesiredSet, Observed, Trust, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
-from shoal.types.link import Hello, NodeEvent, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
+from shoal.types.link import Hello, Lease, NodeEvent, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
 from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Elapsed, Seconds, Wall
 
 EVENTS_KEPT = 256
 """Events that wait for a link; the oldest go first."""
+STATUSES_REMEMBERED = 32
+"""A lease that answers an older one extends nothing."""
 WALL_STEP_S = 0.5
 """The wall clock moved against the elapsed one by more than this: times shown to people follow it."""
 
@@ -90,6 +92,8 @@ class _Open:
     reported: asyncio.Event = field(default_factory=asyncio.Event)
     """A status was sent; or it cannot be sent any more, and nothing was shown: `unshown`."""
     unshown: bool = False
+    sent: dict[int, Elapsed] = field(default_factory=dict)
+    """When the newest statuses were sent, by their sequence."""
 
 
 class Supervisor:
@@ -146,6 +150,8 @@ class Supervisor:
         self._unconfigured = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._unprobed = asyncio.Event()
+        self._unleased = asyncio.Event()
+        self._leased_until = clock.now()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._gauges = Gauges(drivers, workers, front, log, self.tell, self._changed.set)
@@ -190,6 +196,7 @@ class Supervisor:
                     self._probe_forever,
                     self._collect_forever,
                     self._sample_forever,
+                    self._lease_forever,
                     self._beat_forever,
                     self._link_forever,
                 ):
@@ -308,12 +315,31 @@ class Supervisor:
                     trust.revoked,
                     desired.peers if desired else (),
                     self._replicas.witnesses(),
+                    self._replicas.keepers(),
                 )
                 await self._gauges.sample()
             except ShoalError as error:
                 self._log("front_not_configured", error=True, refusal=str(error))
                 self._unconfigured.set()
                 await self._clock.sleep(Seconds(self._settings.retry_s))
+
+    async def _lease_forever(self) -> None:
+        while True:
+            await self._unleased.wait()
+            self._unleased.clear()
+            left = Seconds(self._leased_until - self._clock.now())
+            if left > 0:
+                try:
+                    await self._front.lease(left)
+                except ShoalError as error:
+                    self._log("front_not_leased", error=True, refusal=str(error))
+
+    def _extend(self, link: _Open, lease: Lease) -> None:
+        """Counted from when it was asked for: whoever grants it counts from later."""
+        asked_at = link.sent.get(lease.sequence)
+        if asked_at is not None:
+            self._leased_until = Elapsed(max(self._leased_until, asked_at + lease.seconds))
+            self._unleased.set()
 
     # what is, and the report of it
 
@@ -364,8 +390,11 @@ class Supervisor:
             front_ready=snapshot.front.ready,
             serial=held.serial,
             roots=held.roots,
+            alone=bool(self._replicas.keepers()),
         )
         link.reporter, status = sessions.report(link.reporter, moment, full_every=self._settings.full_every)
+        link.sent[status.sequence] = self._clock.now()
+        link.sent.pop(status.sequence - STATUSES_REMEMBERED, None)
         try:
             if link.receipts != self._receipts:
                 link.receipts = self._receipts
@@ -472,6 +501,8 @@ class Supervisor:
                 chosen = message.devices or tuple(named)
                 self._probes |= {name: named[name] for name in chosen if name in named}
                 self._unprobed.set()
+            case Lease():
+                self._extend(link, message)
             case Refused():
                 self._log("message_refused", error=True, refusal=str(message.refusal))
             case Welcome():

@@ -11,16 +11,19 @@ from typing import Any, TypeVar
 from shoal.coordinator.ports import LinkEvents
 from shoal.types.assignment import Status
 from shoal.types.codes import Refusal
-from shoal.types.link import FromAgent
+from shoal.types.link import FromAgent, Lease, Refused
 
 T = TypeVar("T")
 
 
-async def deliver(events: LinkEvents, node: str, epoch: int, message: FromAgent) -> Refusal | None:
-    """A message of a session: a heartbeat, of which there are thousands a second, costs no task of its own."""
+async def deliver(events: LinkEvents, node: str, epoch: int, message: FromAgent) -> Refused | Lease | None:
+    """A message of a session, and what the node is told of it. A heartbeat, of which there are thousands a second,
+    costs no task of its own."""
     if isinstance(message, Status):
-        return events.heard(node, epoch, message)
-    return await finish(events.received(node, epoch, message))
+        answer = events.heard(node, epoch, message)
+    else:
+        answer = await finish(events.received(node, epoch, message))
+    return Refused(answer, fatal=False) if isinstance(answer, Refusal) else answer
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:

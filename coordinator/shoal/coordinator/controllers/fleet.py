@@ -32,7 +32,7 @@ from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Sto
 from shoal.types.assignment import Observed, Phase, Status
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Node, Role
-from shoal.types.link import Hello, NodeEvents, Receipts, Welcome
+from shoal.types.link import Hello, Lease, NodeEvents, Receipts, Welcome
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Elapsed, Wall, show_seconds
 from shoal.wire import nouns
@@ -199,7 +199,7 @@ class FleetController:
             epoch, hello.nonce, self._truth.history, self._truth.term, self.fleet.timing.heartbeat_s, self._clock.wall()
         )
 
-    def heard(self, node: str, epoch: int, status: Status) -> Refusal | None:
+    def heard(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
         before = self._beaten.get(node) or self._fleet.nodes.get(node)
         alone = Fleet({node: before} if before is not None else {})
         fleet, refusals = status_received(alone, node, epoch, status, self._clock.now(), self._clock.wall())
@@ -214,7 +214,9 @@ class FleetController:
                 self._changed()
         for refusal in refusals:
             self._meter.count("messages_refused", code=refusal.code)
-        return refusals[0] if refusals else None
+        if refusals or not status.alone or after is None or after is before:
+            return refusals[0] if refusals else None
+        return Lease(status.sequence, self._fleet.timing.lost_after_s)
 
     async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
         match message:
@@ -440,7 +442,7 @@ def _matters(before: NodeState, after: NodeState) -> bool:
 
 def _state(observed: Observed) -> tuple[object, ...]:
     drained = observed.phase is Phase.DRAINING and observed.in_flight == 0
-    return observed.phase, observed.code, observed.restarts, observed.measured, drained
+    return observed.phase, observed.code, observed.restarts, observed.measured, drained, observed.sessions == 0
 
 
 def _phase_events(before: NodeState, after: NodeState) -> list[Event]:

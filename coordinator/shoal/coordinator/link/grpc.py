@@ -138,9 +138,9 @@ class GrpcLinks(link_pb2_grpc.AgentLinkServicer):
                     if invalid >= MOST_INVALID:
                         break
                     continue
-                refusal = await deliver(events, identity.name, epoch, noun)
-                if refusal is not None:
-                    outbox.put(Refused(refusal, fatal=False))
+                answer = await deliver(events, identity.name, epoch, noun)
+                if answer is not None:
+                    outbox.put(answer)
         except ShoalError as error:  # bytes that are no message, after which gRPC reads on no more
             self._meter.count("messages_refused", code=error.code)
             outbox.put(Refused(error.refusal, fatal=False))

@@ -441,9 +441,9 @@ class MqttLinks:
             await self._answer_invalid(session, error.refusal)
             raise
         assert self._events is not None, "bound before serving"
-        refusal = await deliver(self._events, node, session.epoch, message)
-        if refusal is not None:
-            session.outbox.put(Refused(refusal, fatal=False))
+        answer = await deliver(self._events, node, session.epoch, message)
+        if answer is not None:
+            session.outbox.put(answer)
 
     async def _answer_invalid(self, session: _Session, refusal: Refusal) -> None:
         session.invalid += 1

@@ -1,0 +1,276 @@
+"""Sessions of stateful workloads, as the front that has them keeps them: what a step may do, how one goes elsewhere.
+
+A session is a sequence of requests (`sequence_id`) whose state stays at one front. Every step has a number; the state
+that counts is that after the last one. It goes to another front between two steps: offered first, which its receiver
+keeps and does not run, then let go of for good, and only then committed. So it never runs at two, and what comes late
+or twice is told by its run and step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from shoal.types.codes import Code, Refusal
+from shoal.types.migration import Handover
+from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.workload import WorkloadKey
+
+
+class Key(NamedTuple):
+    """Which session. sequence: as its client calls it."""
+
+    workload: WorkloadKey
+    sequence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """content: little-endian, row-major, as the protocol's raw contents."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+State = Mapping[str, Tensor]
+"""By the input that takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is asked. token: the same for the same call of a client, however often it comes here. asked: SHA-256 of the
+    request. number: as the client counts, None where it does not."""
+
+    token: str
+    asked: bytes
+    start: bool
+    end: bool
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A session between two steps. run: of all sessions of its name, this one. step: how many it has had. token, asked,
+    answer: of the last. ended: by its client; kept for a while, for a last step that is asked again."""
+
+    run: str
+    step: int
+    state: State
+    token: str
+    asked: bytes
+    answer: bytes
+    ended: bool = False
+
+    @property
+    def size(self) -> Bytes:
+        return Bytes(len(self.answer) + sum(len(tensor.content) for tensor in self.state.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """It is run here, by the worker of `assignment`."""
+
+    assignment: str
+    standing: Standing
+    used_at: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Another front has let go of it, or is about to: it is not run before that is certain."""
+
+    assignment: str
+    migration: str
+    standing: Standing
+    until: Elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """It went `to` another replica after `step`, and is never run here again, unless it comes back later than that."""
+
+    run: str
+    step: int
+    to: Handover
+    since: Elapsed
+
+
+Entry = Owned | Offered | Left
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """state: None at a session's first step, where it is all zeros."""
+
+    state: State | None
+    number: int
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    answer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    to: Handover
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Whether it is run here is not settled yet."""
+
+
+def judge(entry: Entry | None, step: Step) -> Run | Replay | Go | Wait | Refusal:
+    """What becomes of a step that came here. entry: what is known of its session."""
+    match entry:
+        case Owned(standing=standing):
+            return _judge(standing, step)
+        case Offered():
+            return Wait()
+        case Left(to=to):
+            return Go(to)
+        case None if step.start:
+            return _begin(step)
+        case None:
+            return lost("no session of this name is here")
+
+
+def _judge(standing: Standing, step: Step) -> Run | Replay | Refusal:
+    repeated = step.number == standing.step and step.asked == standing.asked
+    if step.token == standing.token or repeated:
+        return Replay(standing.answer)
+    if step.start:
+        return _begin(step)
+    if standing.ended:
+        return lost("its last step was run: it has ended")
+    if step.number not in (None, standing.step + 1):
+        return Refusal(
+            Code.SESSION_STEP,
+            f"step {step.number}",
+            f"step {standing.step + 1}, or the very request of step {standing.step} again",
+            "send steps in order; leave `sequence_step` out if you do not count them",
+        )
+    return Run(standing.state, standing.step + 1, standing.run)
+
+
+def _begin(step: Step) -> Run | Refusal:
+    if step.number not in (None, 1):
+        found = f"step {step.number} with sequence_start"
+        return Refusal(Code.SESSION_STEP, found, "step 1", "count the steps of each session from 1")
+    return Run(None, 1, step.token)
+
+
+def lost(found: str) -> Refusal:
+    return Refusal(
+        Code.SESSION_LOST, found, "a session whose state is still there", "begin it anew: send sequence_start"
+    )
+
+
+def ran(run: Run, step: Step, assignment: str, state: State, answer: bytes, now: Elapsed) -> Owned:
+    """After a step was run."""
+    standing = Standing(run.run, run.number, state, step.token, step.asked, answer, step.end)
+    return Owned(assignment, standing, now)
+
+
+# -- going elsewhere ---------------------------------------------------------------------------------------------------
+
+OFFERED_S: Final = Seconds(30.0)
+"""What was offered and not committed is forgotten after this: its giver has kept it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An offer was taken; `entry` is what is known from now on."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """Another session of that name was begun here since: the one that is offered is of no use any more."""
+
+
+def offered(
+    entry: Entry | None, standing: Standing, assignment: str, migration: str, now: Elapsed
+) -> Taken | Newer | Refusal:
+    """entry: what the receiver knows. An offer that comes late, of a step that it has seen the session leave with or
+    has run since, changes nothing."""
+    fresh = Taken(Offered(assignment, migration, standing, Elapsed(now + OFFERED_S)))
+    match entry:
+        case Owned(standing=held) if held.run != standing.run:
+            return Newer()
+        case Owned(standing=held) if held.step == standing.step:
+            return Taken(entry)
+        case Owned(standing=held):
+            return _stale(standing, held.step)
+        case Offered(standing=held) if held.run == standing.run and standing.step < held.step:
+            return _stale(standing, held.step)
+        case Left(run=run, step=step) if run == standing.run and standing.step < step:
+            return _stale(standing, step)
+        case _:
+            return fresh
+
+
+def _stale(standing: Standing, step: int) -> Refusal:
+    return Refusal(Code.MESSAGE_REPLAYED, f"a session at step {standing.step}", f"at step {step} or later")
+
+
+def committed(entry: Entry | None, run: str, step: int, now: Elapsed) -> Owned | Refusal:
+    """Its giver has let go of it at that step."""
+    match entry:
+        case Offered(assignment=assignment, standing=held) if (held.run, held.step) == (run, step):
+            return Owned(assignment, held, now)
+        case Owned(standing=held) if held.run == run and held.step >= step:
+            return entry
+        case _:
+            return lost("it was offered too long ago, or not at all")
+
+
+def let_go(entry: Owned, to: Handover, now: Elapsed) -> Left:
+    """From now on it is the receiver's."""
+    return Left(entry.standing.run, entry.standing.step, to, now)
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one front. idle_s: one that has no step for so long is forgotten."""
+
+    number: int = 4096
+    per_tenant: int = 2048
+    total_bytes: int = 256 * 2**20
+    idle_s: float = 600.0
+    ended_s: float = 30.0
+
+
+def outlived(entry: Entry, now: Elapsed, limits: Limits) -> bool:
+    """Whether it is to be forgotten."""
+    match entry:
+        case Owned(standing=standing, used_at=used_at):
+            return now >= used_at + (limits.ended_s if standing.ended else limits.idle_s)
+        case Offered(until=until):
+            return now >= until
+        case Left(since=since):
+            return now >= since + limits.idle_s
+
+
+def room(number: int, of_tenant: int, held_bytes: int, limits: Limits) -> Refusal | None:
+    """Whether another session may begin beside those."""
+    found = (
+        f"{number} sessions" if number >= limits.number
+        else f"{of_tenant} sessions of the tenant" if of_tenant >= limits.per_tenant
+        else f"{held_bytes} bytes of state" if held_bytes >= limits.total_bytes
+        else ""
+    )  # fmt: skip
+    if not found:
+        return None
+    return Refusal(Code.OVERLOADED, found, "room for another", "end sessions with sequence_end, or add replicas")
+
+
+def moved_within(entry: Owned, assignment: str) -> Owned:
+    """To another replica of this very node: the front has it before and after."""
+    return replace(entry, assignment=assignment)
