@@ -11,7 +11,7 @@ from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
 from shoal.types.link import Hello, Receipts, ToAgent, Welcome
-from shoal.types.migration import Against, Verdict, Verification
+from shoal.types.migration import Against, PackRef, Verdict, Verification
 from shoal.types.profile import ModelProfile, OperatorCost, TensorSpec
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall, Watts
@@ -112,6 +112,9 @@ class KnownModels:
             digest, Bytes(1000), 8, 13, {"": 13}, "test", "fp32", spec, spec, {"x": (1, 3, 48, 48)}, cost, Bytes(900),
             Bytes(2000), True, {},
         )  # fmt: skip
+
+    async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
+        return PackRef(digest, Bytes(1000), 16, answers=True)
 
 
 @dataclass

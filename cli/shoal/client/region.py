@@ -262,6 +262,14 @@ class Region:
         request = artifacts_pb2.ListModelsRequest(name=name)
         return tuple(self._call("List", request).models)
 
+    def packs(self) -> tuple[artifacts_pb2.Pack, ...]:
+        """Samples that the region holds, once for each model that they were read for."""
+        return tuple(self._call("List", artifacts_pb2.ListModelsRequest()).packs)
+
+    def push_samples(self, path: Path, model: str, progress: Progress | None = None) -> artifacts_pb2.PushReply:
+        """Sends an .npz file to verify moves of a pushed model (name or digest) with."""
+        return self._send("Push", path, "", progress, b"", samples_of=model)
+
     def push(
         self, path: Path, name: str = "", progress: Progress | None = None, *, signature: bytes = b""
     ) -> artifacts_pb2.PushReply:
@@ -283,12 +291,15 @@ class Region:
         return self._call("ClearModel", request)  # type: ignore[no-any-return]
 
     def _send(
-        self, method: str, path: Path, name: str, progress: Progress | None, signature: bytes
-    ) -> artifacts_pb2.PushReply:
+        self, method: str, path: Path, name: str, progress: Progress | None, signature: bytes,
+        samples_of: str = "",
+    ) -> artifacts_pb2.PushReply:  # fmt: skip
         digest, size = digest_of(path)
 
         def chunks() -> Iterable[artifacts_pb2.PushChunk]:
-            head = artifacts_pb2.PushHead(name=name, size=size, digest=digest, signature=signature)
+            head = artifacts_pb2.PushHead(
+                name=name, size=size, digest=digest, signature=signature, samples_of=samples_of
+            )
             yield artifacts_pb2.PushChunk(head=head)
             done = 0
             with path.open("rb") as file:

@@ -18,6 +18,7 @@ from shoal.simulator.world import Process, World
 from shoal.types.assignment import Assignment, DesiredSet
 from shoal.types.codes import Code, refuse
 from shoal.types.link import Receipts
+from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Bytes
@@ -260,6 +261,9 @@ class Models:
         if profile is None:
             raise refuse(Code.MODEL_UNKNOWN, digest, "a model that was pushed", "push it first")
         return profile
+
+    async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
+        raise NotImplementedError("nobody pushes samples in a simulation")
 
     def read(self, digest: str, offset: int) -> AsyncIterator[bytes]:
         raise NotImplementedError("agents of a simulation fetch through their Cache")

@@ -15,6 +15,7 @@ from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
 from shoal.types.link import Hello, Lease, NodeEvents, Receipts, ToAgent, Welcome
+from shoal.types.migration import PackRef
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
@@ -358,6 +359,10 @@ class Inspector(Protocol):
 
     async def inspect(self, path: str, digest: str) -> ModelProfile:
         """Raises ShoalError(MODEL_INVALID | MODEL_PATH | MODEL_TOO_LARGE | CUSTOM_OP_DENIED)."""
+        ...
+
+    async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
+        """Samples for a model with these inputs and outputs. Raises ShoalError as `inspect` does."""
         ...
 
 

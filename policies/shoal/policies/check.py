@@ -16,7 +16,7 @@ from shoal.policies.kinds import Bound, Kind, Migration, Policy, Precision, Regi
 from shoal.policies.parse import Mapping, Node, Position, Scalar, Sequence, key_of, place_of
 from shoal.policies.quantities import shown
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import DRAIN_S
+from shoal.types.migration import DRAIN_S, LEAST_SAMPLES
 
 Found = tuple[Position, Refusal]
 Path = tuple[int | str, ...]
@@ -80,7 +80,12 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.model.variants.precision": Live(
             _PLACEMENT, (Code.PRECISION_DENIED,), note="as the graph says where it is not given", reads="precision"
         ),
-        "spec.model.samples": _MIGRATION,
+        "spec.model.samples": Live(
+            _MOVES,
+            (Code.MODEL_UNKNOWN, Code.MODEL_INVALID, Code.VERIFY_FAILED),
+            note=f"an .npz of at least {LEAST_SAMPLES}; pinned by digest on apply",
+            reads="pack",
+        ),
         "spec.traffic.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="origin"),
         "spec.traffic.rate": Live(_PLACEMENT, (Code.UTILISATION_SHORT,), reads="rate"),
         "spec.traffic.peak": Later("forecasts: placement reads the rate"),
@@ -153,10 +158,13 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
             _MOVES, (Code.MOVE_BLOCKED,), note="after a move that was given up", reads="cooldown_s"
         ),
         "spec.migration.when.max_concurrent": Live(_PLACEMENT, note="of its replicas", reads="max_concurrent"),
-        "spec.migration.verify.against": Live(_MOVES, (Code.VERIFY_FAILED,), only=("source", "none"), reads="against"),
-        "spec.migration.verify.inputs": Live(
-            _MOVES, (Code.VERIFY_IMPOSSIBLE,), only=("captured", "generated"), reads="inputs"
+        "spec.migration.verify.against": Live(
+            _MOVES,
+            (Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE),
+            note="reference: the outputs that `model.samples` hold; also for what takes the place of a lost one",
+            reads="against",
         ),
+        "spec.migration.verify.inputs": Live(_MOVES, (Code.VERIFY_IMPOSSIBLE,), reads="inputs"),
         "spec.migration.verify.samples": Live(_MOVES, reads="samples"),
         "spec.migration.verify.on_fail": Live(
             _MOVES, (Code.VERIFY_FAILED,), note="continue: what differs is told, and the move goes on", reads="advisory"
@@ -424,6 +432,12 @@ def _migration(migration: Migration) -> Rule:
             )
         if window in migration.windows[:index]:
             yield (*path, "windows", index), _no_effect("the same window again", "each once", "remove it")
+    verify = migration.verify
+    if verify is not None and verify.against == "reference" and verify.inputs == "captured":
+        yield (
+            (*path, "verify", "inputs"),
+            _no_effect("captured inputs against a reference", "samples", "captured inputs never become a reference"),
+        )
     if migration.drain is not None and migration.drain > DRAIN_S:
         found = f"drain {shown(migration, 'drain')}"
         yield (*path, "drain"), _unreachable(found, f"at most {DRAIN_S:.0f}s", "a node waits no longer: lower it")
@@ -592,6 +606,16 @@ def _workload(workload: Workload) -> Rule:
                 "max without consent: nothing is captured", "consent: true", "remove it, or write consent: true"
             ),
         )
+    if spec.model.samples is not None and "://" in spec.model.samples:
+        yield (
+            ("spec", "model", "samples"),
+            Refusal(
+                Code.NOT_SUPPORTED_YET,
+                f"nothing fetches {spec.model.samples!r:.80} in this release",
+                "a file, or the digest of pushed samples",
+                "fetch it, and name the file here",
+            ),
+        )
     for index, traffic in enumerate(spec.traffic):
         path = ("spec", "traffic", index)
         if not traffic.rate:
@@ -636,6 +660,17 @@ def check_pair(workload: Workload, policy: Policy) -> Rule:
                 f"policy {policy.metadata.name} verifies with captured inputs, capture.consent is false",
                 "capture.consent: true",
                 "ask the owner of the data, or verify with inputs: samples",
+            ),
+        )
+    verify = migration.verify if migration is not None else None
+    if verify is not None and verify.inputs == "samples" and workload.spec.model.samples is None:
+        yield (
+            ("spec", "model"),
+            Refusal(
+                Code.FIELD_MISSING,
+                f"policy {policy.metadata.name} verifies with samples, and there are none",
+                "spec.model.samples",
+                "name an .npz file there, or verify with inputs: generated",
             ),
         )
     allowed = policy.spec.require.precision.allow if policy.spec.require.precision else None

@@ -10,7 +10,7 @@ from shoal.policies.calendar import days_of, minutes_of
 from shoal.policies.documents import key_of_workload
 from shoal.policies.kinds import Capture, Optimize, Policy, PolicySpec, Region, Relax, Require, Tenant, Workload
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, Tolerance, Window
+from shoal.types.migration import Against, InputsFrom, Metric, MigrationRule, PackRef, Tolerance, Window
 from shoal.types.units import COST, Seconds, UsdPerHour, parse_quantity
 from shoal.types.workload import (
     Delegation,
@@ -37,11 +37,18 @@ DEFAULT_OPTIMIZE: Final = Optimize(latency=1.0)
 """Where a policy does not say, and where there is no policy: lowest latency."""
 
 
-def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests: Mapping[str, ModelRef]) -> Intent:
+def resolve(
+    workload: Workload,
+    policy: Policy | None,
+    *,
+    revision: int,
+    digests: Mapping[str, ModelRef],
+    pack: PackRef | None = None,
+) -> Intent:
     """What the engine is to achieve. Without a policy: one replica, any device, lowest latency, priority 100.
 
-    digests: each source of the workload, pinned; a variant's own `precision` wins over the pinned one.
-    Raises ShoalError(MODEL_UNKNOWN) where a source is not among them.
+    digests: each source of the workload, pinned; a variant's own `precision` wins over the pinned one. pack: its
+    samples. Raises ShoalError(MODEL_UNKNOWN) where a source is not among them.
     """
     spec = policy.spec if policy is not None else PolicySpec()
     require, limits = _requirements(spec.require), Limits(spec.limits.cost, spec.limits.energy, spec.limits.carbon)
@@ -70,7 +77,7 @@ def resolve(workload: Workload, policy: Policy | None, *, revision: int, digests
         shared_worker=workload.spec.isolation == "shared",
         max_batch=workload.spec.batching.max,
         delegation=_delegation(spec.federation),
-        migration=_migration(spec),
+        migration=replace(_migration(spec), pack=pack),
         capture=_capture(workload.spec.capture),
     )
 

@@ -52,6 +52,19 @@ class Tolerance:
 
 
 DAY_MINUTES: Final = 24 * 60
+LEAST_SAMPLES: Final = 8
+"""Fewer show nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackRef:
+    """A workload's own inputs to verify with, by digest. count: of samples. answers: whether it says, for each, what
+    the model is to answer: then it is a reference."""
+
+    digest: str
+    size_bytes: Bytes
+    count: int
+    answers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,8 @@ class MigrationRule:
     many times as slow as the old one it may be. drain_s: what the old one has to finish in. max_concurrent: replicas of
     the workload that move at once. gain: documents that changed move a replica only to where its objective is better by
     this share. cooldown_s: a move that was given up is not tried again before. windows: when moves that nobody asked
-    for may begin; none: at any time. advisory: answers that differ are told, and the move goes on.
+    for may begin; none: at any time. advisory: answers that differ are told, and the move goes on. pack: the workload's
+    samples; None where it has none.
     """
 
     against: Against = Against.SOURCE
@@ -94,6 +108,7 @@ class MigrationRule:
     cooldown_s: Seconds = Seconds(300.0)
     windows: tuple[Window, ...] = ()
     advisory: bool = False
+    pack: PackRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

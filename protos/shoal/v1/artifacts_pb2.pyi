@@ -71,12 +71,15 @@ class PushHead(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    SAMPLES_OF_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     size: _builtins.int
     digest: _builtins.str
     """sha256:<hex>, as the client computed it; refused when the bytes differ."""
     signature: _builtins.bytes
     """An OpenSSF model signature over these bytes; empty for none."""
+    samples_of: _builtins.str
+    """Name or digest of the pushed model that these are samples for (an .npz file); empty: it is a model itself."""
     def __init__(
         self,
         *,
@@ -84,10 +87,11 @@ class PushHead(_message.Message):
         size: _builtins.int = ...,
         digest: _builtins.str = ...,
         signature: _builtins.bytes = ...,
+        samples_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "signature", b"signature", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "samples_of", b"samples_of", "signature", b"signature", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,23 +203,62 @@ class ModelSignature(_message.Message):
 Global___ModelSignature: _TypeAlias = ModelSignature  # noqa: Y015
 
 @_typing.final
+class Pack(_message.Message):
+    """Samples to verify a model with. answers: whether they say what it is to answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    size_bytes: _builtins.int
+    model: _builtins.str
+    count: _builtins.int
+    answers: _builtins.bool
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        model: _builtins.str = ...,
+        count: _builtins.int = ...,
+        answers: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "count", b"count", "digest", b"digest", "model", b"model", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pack: _TypeAlias = Pack  # noqa: Y015
+
+@_typing.final
 class PushReply(_message.Message):
+    """One of both."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     EXISTED_FIELD_NUMBER: _builtins.int
+    PACK_FIELD_NUMBER: _builtins.int
     existed: _builtins.bool
     @_builtins.property
     def model(self) -> Global___Model: ...
+    @_builtins.property
+    def pack(self) -> Global___Pack: ...
     def __init__(
         self,
         *,
         model: Global___Model | None = ...,
         existed: _builtins.bool = ...,
+        pack: Global___Pack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pack", b"pack"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["existed", b"existed", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["existed", b"existed", "model", b"model", "pack", b"pack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -246,16 +289,22 @@ class ListModelsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    PACKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    @_builtins.property
+    def packs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pack]:
+        """Where all are asked for."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
+        packs: _abc.Iterable[Global___Pack] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "packs", b"packs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

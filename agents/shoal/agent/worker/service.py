@@ -43,7 +43,6 @@ from shoal.agent.worker.pace import device_seconds, elements, turn
 from shoal.agent.worker.patience import Patience
 from shoal.agent.worker.probe import probe
 from shoal.agent.worker.process import EXIT_STUCK
-from shoal.agent.worker.sample_pack import SamplePack, read_pack
 from shoal.agent.worker.tensors import ask, decode, decode_answer, encode, requested
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Measured
@@ -53,6 +52,7 @@ from shoal.types.migration import Tolerance
 from shoal.types.units import Bytes, Joules, Seconds
 from shoal.v1 import witness_pb2
 from shoal.wire import nouns
+from shoal.wire.samples import SamplePack, read_pack
 
 _log = structlog.get_logger(__name__)
 

@@ -11,6 +11,7 @@ from shoal.coordinator.controllers.models import Pushed, unknown_model
 from shoal.coordinator.controllers.region import Region
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc
@@ -37,6 +38,12 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
     async def Push(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
         head = await _head(request_iterator)
         actor = identity_of_context(context).uri
+        if head.samples_of:
+            pack = await self._region.models.receive_pack(
+                head.samples_of, Bytes(head.size), head.digest, _data(request_iterator)
+            )
+            existed = await finish(self._keep_pack(pack, head.samples_of, actor))
+            return artifacts_pb2.PushReply(pack=_pack_view(pack, head.samples_of), existed=existed)
         profile = await self._region.models.receive(
             head.name, Bytes(head.size), head.digest, _data(request_iterator), signature=head.signature
         )
@@ -46,6 +53,11 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         pushed = await self._region.models.keep(profile, head.name, head.digest, actor=actor, signature=head.signature)
         await self._audit.note(actor, "Push", pushed.model.digest, "existed" if pushed.existed else "stored")
         return pushed
+
+    async def _keep_pack(self, pack: PackRef, model: str, actor: str) -> bool:
+        existed = await self._region.models.keep_pack(pack, model, actor=actor)
+        await self._audit.note(actor, "Push", pack.digest, f"samples, {'existed' if existed else 'stored'}")
+        return existed
 
     async def Inspect(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
         head = await _head(request_iterator)
@@ -59,7 +71,14 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
                 raise ShoalError(unknown_model(request.name))
             return artifacts_pb2.ListModelsReply(models=[self._view(catalog.models[digest], request.name)])
         views = [self._view(model, name) for model in catalog.models.values() for name in (model.names or ("",))]
-        return artifacts_pb2.ListModelsReply(models=sorted(views, key=lambda view: (view.name, view.digest)))
+        packs = [
+            _pack_view(pack, model)
+            for _, each in sorted(catalog.packs.items())
+            for model, pack in each.read_for.items()
+        ]
+        return artifacts_pb2.ListModelsReply(
+            models=sorted(views, key=lambda view: (view.name, view.digest)), packs=packs
+        )
 
     async def Remove(self, request: artifacts_pb2.RemoveModelRequest, context: Any) -> artifacts_pb2.RemoveModelReply:
         actor = identity_of_context(context).uri
@@ -81,7 +100,16 @@ def may_fetch(region: Region, caller: Identity, digest: str) -> bool:
     desired = region.workloads.desired.get(caller.name)
     if desired is None or caller.role not in NODES:
         return False
-    return digest in desired.pins or any(digest == each.model for each in desired.assignments)
+    return digest in desired.pins or any(
+        digest == each.model or (each.verification is not None and digest == each.verification.pack)
+        for each in desired.assignments
+    )
+
+
+def _pack_view(pack: PackRef, model: str) -> artifacts_pb2.Pack:
+    return artifacts_pb2.Pack(
+        digest=pack.digest, size_bytes=pack.size_bytes, model=model, count=pack.count, answers=pack.answers
+    )
 
 
 async def _head(chunks: Chunks) -> artifacts_pb2.PushHead:

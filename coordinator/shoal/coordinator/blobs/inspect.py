@@ -8,6 +8,7 @@ containers it does not; the child opens no socket either way), and answers with 
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -18,14 +19,16 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from shoal.coordinator.blobs.directory import Opened
-from shoal.coordinator.blobs.inspect_child import PROFILE, REFUSAL, Errand
+from shoal.coordinator.blobs.inspect_child import PACK, PROFILE, REFUSAL, Errand, Tensors
 from shoal.coordinator.blobs.thread import to_its_end
 from shoal.coordinator.core.graph import RULES, Rules
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.migration import LEAST_SAMPLES, PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Seconds, show_bytes, show_seconds
 from shoal.v1 import nouns_pb2
 from shoal.wire import nouns
+from shoal.wire.samples import MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +59,33 @@ class ChildInspector:
         Raises ShoalError(MODEL_UNKNOWN | MODEL_PATH | MODEL_TOO_LARGE | MODEL_DIGEST | MODEL_ARCHIVE | MODEL_INVALID |
         CUSTOM_OP_DENIED) and nothing else but CancelledError.
         """
-        model = Opened()
-        try:
-            await to_its_end(model.read, Path(path))
-            size = os.fstat(model.descriptor).st_size
-            if size > self._limits.rules.max_size_bytes:
-                raise refuse(
-                    Code.MODEL_TOO_LARGE,
-                    f"{size} bytes",
-                    f"at most {self._limits.rules.max_size_bytes} in one file",
-                    "a model in one protobuf file ends below 2 GiB: quantise it",
-                )
-            async with self._turn:
-                return await self._ask(model.descriptor, size, digest)
-        finally:
-            model.close()
+        most = self._limits.rules.max_size_bytes
+        answer = await self._read(path, digest, most, "a model in one protobuf file ends below 2 GiB: quantise it")
+        return _understood(answer, digest)
 
-    async def _ask(self, descriptor: int, size: int, digest: str) -> ModelProfile:
+    async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
+        """As `inspect`, of samples for a model with these inputs and outputs."""
+        asked = Tensors(model.inputs, model.outputs)
+        answer = await self._read(path, digest, MAX_BYTES, "fewer or smaller samples", asked)
+        return _counted(answer, digest)
+
+    async def _read(self, path: str, digest: str, most: int, remedy: str, samples_of: Tensors | None = None) -> bytes:
+        """What the child answers."""
+        file = Opened()
+        try:
+            await to_its_end(file.read, Path(path))
+            size = os.fstat(file.descriptor).st_size
+            if size > most:
+                raise refuse(Code.MODEL_TOO_LARGE, f"{size} bytes", f"at most {most} in one file", remedy)
+            async with self._turn:
+                return await self._ask(file.descriptor, size, digest, samples_of)
+        finally:
+            file.close()
+
+    async def _ask(self, descriptor: int, size: int, digest: str, samples_of: Tensors | None) -> bytes:
         limits = self._limits
-        errand = Errand(digest, limits.memory_bytes + 4 * size, limits.cpu_s, limits.deadline_s, limits.rules)
+        memory = limits.memory_bytes + 4 * size
+        errand = Errand(digest, memory, limits.cpu_s, limits.deadline_s, limits.rules, samples_of)
         try:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-B", "-m", "shoal.coordinator.blobs.inspect_child", errand.to_text()),
@@ -98,7 +109,7 @@ class ChildInspector:
             await _end(child)
         if status != 0:
             raise _died(status, limits)
-        return _understood(answer, digest)
+        return answer
 
 
 async def _answer(child: Process, most: int) -> bytes:
@@ -124,11 +135,8 @@ async def _end(child: Process) -> None:
 
 def _understood(answer: bytes, digest: str) -> ModelProfile:
     """A child that was taken over can say anything; it is checked like any message."""
-    kind, content = answer[:1], answer[1:]
     try:
-        if kind == REFUSAL:
-            raise ShoalError(nouns.from_wire(Refusal, nouns_pb2.Refusal.FromString(content)))
-        if kind == PROFILE:
+        if (content := _of_kind(PROFILE, answer)) is not None:
             profile = nouns.from_wire(ModelProfile, nouns_pb2.ModelProfile.FromString(content))
             if profile.digest == digest:
                 return profile
@@ -139,6 +147,25 @@ def _understood(answer: bytes, digest: str) -> ModelProfile:
             raise _unreadable(refused.refusal.found) from refused
         raise
     raise _unreadable("no profile of this model")
+
+
+def _counted(answer: bytes, digest: str) -> PackRef:
+    try:
+        if (content := _of_kind(PACK, answer)) is not None:
+            said = json.loads(content)
+            count, size, answers = said["count"], said["size_bytes"], said["answers"]
+            if type(count) is type(size) is int and LEAST_SAMPLES <= count <= MAX_BYTES and 0 < size <= MAX_BYTES:
+                return PackRef(digest, Bytes(size), count, answers is True)
+    except (ValueError, KeyError, TypeError, DecodeError) as failed:
+        raise _unreadable(f"{failed}"[:200]) from failed
+    raise _unreadable("no samples")
+
+
+def _of_kind(kind: bytes, answer: bytes) -> bytes | None:
+    """What it says, None where it is of another kind. Raises the refusal that it is, and DecodeError."""
+    if answer[:1] == REFUSAL:
+        raise ShoalError(nouns.from_wire(Refusal, nouns_pb2.Refusal.FromString(answer[1:])))
+    return answer[1:] if answer[:1] == kind else None
 
 
 def _unreadable(found: str) -> ShoalError:

@@ -14,22 +14,35 @@ from hashlib import sha256
 from typing import Any, Final
 
 from shoal.coordinator.core.graph.rules import Rules
-from shoal.types.codes import Code, Refusal
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.migration import LEAST_SAMPLES
+from shoal.types.profile import TensorSpec
 from shoal.wire import sandbox
 
 PROFILE: Final = b"P"
 REFUSAL: Final = b"R"
+PACK: Final = b"S"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """What a model takes and gives."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What the child is asked: the model's digest, its own limits, the rules for the model."""
+    """What the child is asked: the file's digest, its own limits, the rules for a model; of samples, what they are for
+    instead."""
 
     digest: str
     memory_bytes: int
     cpu_s: float
     deadline_s: float
     rules: Rules
+    samples_of: Tensors | None = None
 
     def to_text(self) -> str:
         return json.dumps(asdict(self), default=sorted)
@@ -39,7 +52,17 @@ class Errand:
         given = json.loads(text)
         rules = {item.name: given["rules"][item.name] for item in fields(Rules)}
         sets = {name: frozenset(value) for name, value in rules.items() if isinstance(value, list)}
-        return cls(**{**given, "rules": Rules(**{**rules, **sets})})
+        return cls(**{**given, "rules": Rules(**{**rules, **sets}), "samples_of": _tensors(given["samples_of"])})
+
+
+def _tensors(given: dict[str, list[dict[str, Any]]] | None) -> Tensors | None:
+    if given is None:
+        return None
+    inputs, outputs = (
+        tuple(TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in given[side])
+        for side in ("inputs", "outputs")
+    )
+    return Tensors(inputs, outputs)
 
 
 def main() -> None:
@@ -97,13 +120,13 @@ def inspect(errand: Errand) -> bytes:
             "a model that can be read",
             "export the model again",
         )
+    if isinstance(answer, bytes):
+        return PACK + answer
     kind = REFUSAL if isinstance(answer, Refusal) else PROFILE
     return kind + bytes(nouns.to_wire(answer).SerializeToString())
 
 
 def _read(errand: Errand) -> Any:
-    from shoal.coordinator.core.graph import profile_of
-
     size = os.fstat(0).st_size
     content = os.pread(0, size, 0)
     while len(content) < size and (more := os.pread(0, size - len(content), len(content))):
@@ -111,7 +134,24 @@ def _read(errand: Errand) -> Any:
     found = f"sha256:{sha256(content).hexdigest()}"
     if found != errand.digest:
         return Refusal(Code.MODEL_DIGEST, found, errand.digest, "push again; the file changed after it was verified")
+    if errand.samples_of is not None:
+        return _count(content, errand.samples_of)
+    from shoal.coordinator.core.graph import profile_of
+
     return profile_of(content, errand.digest, errand.rules)
+
+
+def _count(content: bytes, model: Tensors) -> bytes | Refusal:
+    from shoal.wire.samples import read_pack
+
+    try:
+        pack = read_pack(content, model.inputs, model.outputs)
+    except ShoalError as refused:
+        return refused.refusal
+    if pack.count < LEAST_SAMPLES:
+        asked = f"at least {LEAST_SAMPLES}"
+        return Refusal(Code.MODEL_INVALID, f"{pack.count} samples", asked, "add some: fewer show nothing")
+    return json.dumps({"count": pack.count, "size_bytes": len(content), "answers": bool(pack.answers)}).encode()
 
 
 if __name__ == "__main__":

@@ -32,12 +32,14 @@ from shoal.policies import (
 from shoal.policies.kinds import CarbonFeed, PriceFeed
 from shoal.types.agreement import GUESTS
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Seconds, Wall
 from shoal.types.workload import Intent, ModelRef, Quota, Trade
 
 DOCUMENTS: Final = "documents/"
 MODELS: Final = "models/"
+PACKS: Final = "packs/"
 
 
 class DocumentKey(NamedTuple):
@@ -53,7 +55,8 @@ class DocumentKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """text: canonical, one line. pinned: each model source of a workload -> digest, as it was when applied."""
+    """text: canonical, one line. pinned: each model source of a workload, and its samples -> digest, as it was when
+    applied."""
 
     kind: str
     name: str
@@ -94,6 +97,16 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PackRecord:
+    """One pushed pack of samples. read_for: by digest of each model that it was inspected for, what it holds for it."""
+
+    digest: str
+    pushed_at: Wall
+    pushed_by: str
+    read_for: Mapping[str, PackRef]
+
+
+@dataclass(frozen=True, slots=True)
 class Guest:
     """What this region runs for another under an agreement. way_s: there and back between the two."""
 
@@ -115,12 +128,13 @@ class DocumentChange:
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """All that people told the region. models: by digest. newest: signed versions that were seen, by line. guests: what
-    other regions have run here, which no document tells."""
+    other regions have run here, which no document tells. packs: by digest."""
 
     documents: Mapping[DocumentKey, StoredDocument] = field(default_factory=dict)
     models: Mapping[str, ModelRecord] = field(default_factory=dict)
     newest: Mapping[str, Newest] = field(default_factory=dict)
     guests: tuple[Guest, ...] = ()
+    packs: Mapping[str, PackRecord] = field(default_factory=dict)
 
     def digest_of(self, source: str) -> str | None:
         """Of a model that was pushed here, by digest or name."""
@@ -143,7 +157,11 @@ class Catalog:
         removal forbids."""
         own = tuple(
             resolve(
-                workload, self.policy(workload.spec.policy), revision=stored.revision, digests=self._refs(stored.pinned)
+                workload,
+                self.policy(workload.spec.policy),
+                revision=stored.revision,
+                digests=self._refs(stored.pinned),
+                pack=self.pack_of(workload, stored.pinned),
             )
             for stored, workload in self.of_kind(Workload)
         )
@@ -213,6 +231,12 @@ class Catalog:
         )
         return (*own, *lodged)
 
+    def pack_of(self, workload: Workload, pinned: Mapping[str, str]) -> PackRef | None:
+        """A workload's samples; every one of its models can read them."""
+        model = workload.spec.model
+        pack = self.packs.get(pinned.get(model.samples, "")) if model.samples is not None else None
+        return pack.read_for.get(pinned.get(model.source, "")) if pack is not None else None
+
     def _refs(self, pinned: Mapping[str, str]) -> dict[str, ModelRef]:
         return {
             source: ModelRef(source, digest, self.models[digest].profile.precision)
@@ -281,6 +305,8 @@ def propose(
             after = before
         documents[key] = after
     proposed = replace(catalog, documents=documents)
+    if not problems:
+        problems += [problem for document in (*given.values(), *kept) for problem in _referring(proposed, document)]
     problems += _publishers(tuple(given.values()), declared(proposed.region(region)))
     return Proposal(proposed, tuple(changes), tuple(problems))
 
@@ -331,7 +357,40 @@ def _pin(
         pinned[source] = digest
         if before is None or digest not in before.pinned.values():
             missing += [document.problem(path, refusal) for refusal in _rollbacks(catalog, region, digest)]
+    if model.samples is not None and not missing:
+        digest = digests.get(model.samples, model.samples)
+        pack = catalog.packs.get(digest)
+        unread = [each for each in pinned.values() if pack is None or each not in pack.read_for]
+        if unread:
+            refusal = Refusal(
+                Code.MODEL_UNKNOWN,
+                f"{model.samples!r:.120}, of which nothing is known for {unread[0]}",
+                "the file, or the digest of samples that were pushed for each of the models",
+                "name the .npz file: `shoal apply` pushes it",
+            )
+            missing.append(document.problem(("spec", "model", "samples"), refusal))
+        pinned[model.samples] = digest
     return pinned, missing
+
+
+def _referring(catalog: Catalog, document: Document) -> Iterator[Problem]:
+    """A policy that judges by a reference needs one."""
+    workload = document.value
+    if not isinstance(workload, Workload) or (policy := catalog.policy(workload.spec.policy)) is None:
+        return
+    verify = policy.spec.migration.verify if policy.spec.migration is not None else None
+    if verify is None or verify.against != "reference":
+        return
+    stored = catalog.documents[DocumentKey(document.kind, document.name)]
+    pack = catalog.pack_of(workload, stored.pinned)
+    if pack is None or not pack.answers:
+        refusal = Refusal(
+            Code.VERIFY_IMPOSSIBLE,
+            f"policy {policy.metadata.name} verifies against a reference, and {document.name} has none",
+            "spec.model.samples with every output of the model",
+            "write the outputs into the .npz beside the inputs, or verify against: source",
+        )
+        yield document.problem(("spec", "model"), refusal)
 
 
 def _rollbacks(catalog: Catalog, region: str, digest: str) -> Iterator[Refusal]:

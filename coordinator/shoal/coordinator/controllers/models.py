@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.catalog import MODELS, Catalog, ModelRecord
+from shoal.coordinator.controllers.catalog import MODELS, PACKS, Catalog, ModelRecord, PackRecord
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.publishers import NEWEST, Newest, advanced, declared, ended, judge, went_back
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.ports import Blobs, Clock, Inspector, Store
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import Signed
 from shoal.types.units import Bytes
@@ -61,7 +62,10 @@ class ModelsController:
         found = [records.load(ModelRecord, record.value) for record in await self._store.scan(MODELS)]
         lines = [records.load(Newest, record.value) for record in await self._store.scan(NEWEST)]
         models = {model.digest: model for model in found}
-        self._adopt(replace(self._catalog(), models=models, newest={each.line: each for each in lines}))
+        packs = [records.load(PackRecord, record.value) for record in await self._store.scan(PACKS)]
+        newest = {each.line: each for each in lines}
+        known = {each.digest: each for each in packs}
+        self._adopt(replace(self._catalog(), models=models, newest=newest, packs=known))
 
     async def push(
         self, name: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes], *, actor: str, signature: bytes = b""
@@ -85,6 +89,49 @@ class ModelsController:
         if digest in self._catalog().models and await self._blobs.stat(digest) is not None:
             return None
         return await self._taken_in(size, digest, chunks)
+
+    async def receive_pack(self, model: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> PackRef:
+        """Samples for a pushed model (name or digest), verified and inspected: what `keep_pack` is to be told.
+
+        Raises ShoalError(MODEL_UNKNOWN | MODEL_DIGEST | MODEL_TOO_LARGE | MODEL_INVALID | DISK_FULL)."""
+        profile = self._profile(model)
+        known = self._catalog().packs.get(digest)
+        if known is not None and profile.digest in known.read_for and await self._blobs.stat(digest) is not None:
+            return known.read_for[profile.digest]
+        path = await self._blobs.write(chunks, size=size, digest=digest)
+        try:
+            return await self._inspector.inspect_pack(path, digest, profile)
+        except BaseException:
+            await self._forget_pack(digest)
+            raise
+
+    async def keep_pack(self, pack: PackRef, model: str, *, actor: str) -> bool:
+        """Records it; whether it was known before. Raises ShoalError(MODEL_UNKNOWN | STORE_FULL | ..)."""
+        try:
+            async with self._truth.changing:
+                catalog, profile = self._catalog(), self._profile(model)
+                known = catalog.packs.get(pack.digest) or PackRecord(pack.digest, self._clock.wall(), actor, {})
+                if profile.digest in known.read_for:
+                    return True
+                after = replace(known, read_for={**known.read_for, profile.digest: pack})
+                event = Event("SAMPLES_KEPT", pack.digest, f"{pack.count} for {profile.digest}", actor)
+                await self._truth.commit({PACKS + pack.digest: records.dump(after)}, events=[event])
+                self._adopt(replace(self._catalog(), packs={**self._catalog().packs, pack.digest: after}))
+                return False
+        except BaseException:
+            await self._forget_pack(pack.digest)
+            raise
+
+    def _profile(self, model: str) -> ModelProfile:
+        catalog = self._catalog()
+        digest = catalog.digest_of(model)
+        if digest is None:
+            raise ShoalError(unknown_model(model))
+        return catalog.models[digest].profile
+
+    async def _forget_pack(self, digest: str) -> None:
+        if digest not in self._catalog().packs:
+            await self._blobs.delete(digest)
 
     async def borrow(self, region: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> None:
         """As push, of bytes that another region lends for what it has run here; nothing is read where the model is
@@ -173,7 +220,8 @@ class ModelsController:
 
     async def fetch(self, digest: str, offset: int) -> tuple[Bytes, AsyncIterator[bytes]]:
         """(size, bytes from offset on). Raises ShoalError(MODEL_UNKNOWN | INVALID_ARGUMENT)."""
-        size = await self._blobs.stat(digest) if digest in self._catalog().models else None
+        known = digest in self._catalog().models or digest in self._catalog().packs
+        size = await self._blobs.stat(digest) if known else None
         if size is None:
             raise ShoalError(unknown_model(digest))
         if not 0 <= offset <= size:
@@ -182,6 +230,9 @@ class ModelsController:
 
     async def _remove(self, name: str, actor: str) -> tuple[str, bool]:
         catalog = self._catalog()
+        if name in catalog.packs:
+            await self._remove_pack(name, actor)
+            return name, True
         digest = name if name in catalog.models else catalog.digest_of(name)
         if digest is None:
             raise ShoalError(unknown_model(name))
@@ -197,12 +248,25 @@ class ModelsController:
                 "a model that nothing uses",
                 "delete those first",
             )
+        for pack in [each for each in catalog.packs.values() if set(each.read_for) == {digest}]:
+            await self._remove_pack(pack.digest, actor)
         event = Event("MODEL_REMOVED", digest, name, actor)
         await self._truth.commit({}, deletes=(MODELS + digest,), events=[event])
         left = {key: other for key, other in self._catalog().models.items() if key != digest}
         self._adopt(replace(self._catalog(), models=left))
         await self._blobs.delete(digest)
         return digest, True
+
+    async def _remove_pack(self, digest: str, actor: str) -> None:
+        if users := self._catalog().users_of(digest):
+            raise refuse(
+                Code.IN_USE, f"{digest} are the samples of {', '.join(users)}", "samples that nothing uses",
+                "apply those without them first",
+            )  # fmt: skip
+        await self._truth.commit({}, deletes=(PACKS + digest,), events=[Event("SAMPLES_REMOVED", digest, "", actor)])
+        left = {key: other for key, other in self._catalog().packs.items() if key != digest}
+        self._adopt(replace(self._catalog(), packs=left))
+        await self._blobs.delete(digest)
 
     async def _taken_in(self, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> ModelProfile:
         path = await self._blobs.write(chunks, size=size, digest=digest)

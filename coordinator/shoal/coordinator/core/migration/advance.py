@@ -23,14 +23,15 @@ from shoal.coordinator.core.migration.moves import blocked, forbids, moves_of, o
 from shoal.coordinator.core.migration.tolerance import completed
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide
-from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Replaced, World
+from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Replaced, World
+from shoal.coordinator.core.workloads.model import Stage as Began
 from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
 from shoal.coordinator.core.workloads.trouble import broken
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Against, Verification, Verifier
-from shoal.types.units import Elapsed, Seconds, Wall
-from shoal.types.workload import Intent
+from shoal.types.migration import Against, InputsFrom, MigrationRule, Verification, Verifier
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+from shoal.types.workload import Intent, WorkloadKey
 
 Migrations = Mapping[str, Migration]
 
@@ -80,7 +81,8 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall) -> A
         blamed = name not in changed and forbids(migrations[name])
         if blamed and (migrations[name].workload not in intents or outlived(migrations[name], world.fleet)):
             note(replace(migrations[name], cleared=True), ())
-    told_of = _told(decision.desired, {**migrations, **changed}, world.fleet, limits)
+    rules = {key: intent.migration for key, intent in intents.items()}
+    told_of = _told(decision, {**migrations, **changed}, rules, world.fleet, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
     return Advanced(equipped, changed)
 
@@ -153,11 +155,12 @@ def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
 
 
 def _told(
-    desired: Mapping[str, Content], migrations: Migrations, fleet: Fleet, limits: Limits
+    decision: Decision, migrations: Migrations, rules: Mapping[WorkloadKey, MigrationRule], fleet: Fleet, limits: Limits
 ) -> Mapping[str, Content]:  # fmt: skip
     """With what a new replica has to show, as long as it has to, and whom an old one may then answer.
 
     One that is taken back has to show it until it drains: without, its node would let it serve as it is."""
+    desired, memory = decision.desired, decision.memory
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
     for migration in migrations.values():
         if isinstance(migration.state, Preparing | RollingBack) and migration.target is not None:
@@ -167,13 +170,44 @@ def _told(
 
     def told(one: Assignment) -> Assignment:
         verifiers = (answers[one.id],) if one.id in answers else ()
-        if (one.verification, one.verifiers) == (shows.get(one.id), verifiers):
+        show = shows.get(one.id) or _by_itself(one, rules.get(one.workload), memory, limits)
+        if (one.verification, one.verifiers) == (show, verifiers):
             return one
-        return replace(one, verification=shows.get(one.id), verifiers=verifiers)
+        return replace(one, verification=show, verifiers=verifiers)
 
     return {
         node: replace(content, assignments=tuple(map(told, content.assignments))) for node, content in desired.items()
     }
+
+
+def _by_itself(
+    one: Assignment, rule: MigrationRule | None, memory: Memory, limits: Limits
+) -> Verification | None:  # fmt: skip
+    """What a replica has to show that takes over from none that could be asked: the first one of its workload, one more
+    of it, or one in the place of what was lost."""
+    mark = memory.marks.get(one.id)
+    starts = mark is None or mark.stage is Began.STARTING
+    if rule is None or rule.against is not Against.REFERENCE or one.draining or not starts:
+        return None
+    return _asked_of(f"r-{one.id.removeprefix('a-')}", rule, one.precision, one.precision, limits)
+
+
+def _asked_of(name: str, rule: MigrationRule, before: str, after: str, limits: Limits) -> Verification:
+    """before, after: precisions. What is read from the workload's samples is said so."""
+    referring = rule.against is Against.REFERENCE
+    pack = rule.pack if referring or (rule.inputs is InputsFrom.SAMPLES and rule.against is Against.SOURCE) else None
+    samples = min(rule.samples, pack.count) if pack is not None and referring else rule.samples
+    return Verification(
+        migration=name,
+        against=rule.against,
+        inputs=InputsFrom.SAMPLES if pack is not None else rule.inputs,
+        samples=samples,
+        tolerances=completed(rule.tolerances, before, after),
+        within_s=limits.verify_within(samples),
+        advisory=rule.advisory,
+        pack=pack.digest if pack is not None else "",
+        pack_bytes=pack.size_bytes if pack is not None else Bytes(0),
+    )
 
 
 def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verification:
@@ -181,14 +215,8 @@ def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verific
     precision = target.precision if target is not None else source.precision
     state = fleet.nodes.get(source.node)
     asks = rule.against is Against.SOURCE
-    return Verification(
-        migration=migration.id,
-        against=rule.against,
-        inputs=rule.inputs,
-        samples=rule.samples,
-        tolerances=completed(rule.tolerances, source.precision, precision),
-        within_s=limits.verify_within(rule.samples),
-        advisory=rule.advisory,
+    return replace(
+        _asked_of(migration.id, rule, source.precision, precision, limits),
         source=source.assignment if asks else "",
         source_node=source.node if asks else "",
         source_address=state.node.grpc_address if asks and state is not None else "",

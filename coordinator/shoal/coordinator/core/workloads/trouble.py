@@ -21,7 +21,7 @@ START_LEAST_S = Seconds(900.0)
 START_BYTES = 128 * 1024
 """Fetch, load and warm-up get 900 s and a second for every 128 KiB of model: more than the node's own deadlines."""
 COMING_UP = frozenset({Phase.FETCHING, Phase.LOADING, Phase.WARMING})
-AT_ONCE = frozenset({Code.DEVICE_LOST, Code.POISONED})
+AT_ONCE = frozenset({Code.DEVICE_LOST, Code.POISONED, Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE})
 """Failures that another try on the same device does not mend."""
 
 

@@ -3,6 +3,7 @@
 One array for each input of the model, and for each output or none. Its first axis counts the samples: where the array
 has one axis more than the model's tensor each slice is a sample, else the model's own first axis, which must be open or
 1, is cut into ones. Nothing is unpickled; every size is worked out from a header before anything of that size is made.
+Read by the coordinator's inspection and by workers alike; numpy comes with those.
 """
 
 import io
@@ -10,13 +11,15 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shoal.agent.worker.tensors import DATATYPES, Array
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.profile import TensorSpec
+
+Array = NDArray[Any]
 
 MAX_BYTES: Final = 64 * 2**20
 """Of all arrays together, and of the file."""
@@ -24,6 +27,12 @@ MAX_ARRAYS: Final = 256
 _STRING_BYTES: Final = 64
 """What one string takes as an object, however short it is."""
 _ENDING: Final = ".npy"
+_DTYPES: Final = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
+    "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32,
+    "FP64": np.float64, "BYTES": np.object_,
+}  # fmt: skip
+"""By the protocol's name; of the others numpy's files know none."""
 _HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -96,12 +105,12 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, left: int) -> Arra
 
 
 def _by_sample(spec: TensorSpec, found: Array) -> Array:
-    wanted = DATATYPES[spec.dtype].dtype
-    if wanted == np.object_ and found.dtype.kind in "US":
+    wanted = _DTYPES.get(spec.dtype)
+    if wanted is np.object_ and found.dtype.kind in "US":
         found = (
             np.char.decode(found, "utf-8").astype(np.object_) if found.dtype.kind == "S" else found.astype(np.object_)
         )
-    elif found.dtype != wanted:
+    elif wanted is None or found.dtype != wanted:
         raise ValueError(f"{spec.name!r:.80} of {found.dtype}, the model takes {spec.dtype}")
     if found.ndim == len(spec.shape) + 1:
         shape = found.shape[1:]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.agent.worker.sample_pack import MAX_BYTES, read_pack
 from shoal.types.codes import Code, ShoalError
 from shoal.types.profile import TensorSpec
+from shoal.wire.samples import MAX_BYTES, read_pack
 
 X, N, TEXT = TensorSpec("x", "FP32", (-1, 3)), TensorSpec("n", "INT64", ()), TensorSpec("t", "BYTES", (2,))
 Y = TensorSpec("y", "FP32", (-1, 2))
