@@ -139,7 +139,12 @@ MISTAKES = [
         "remove it",
     ),
     ("a gap in a move", policy("  migration: {§allow_gap: 5s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
-    ("sample inputs", policy("  migration: {verify: {inputs: §samples}}\n"), Code.NOT_SUPPORTED_YET, "generated"),
+    (
+        "captured inputs for a reference",
+        policy("  migration: {verify: {against: reference, inputs: §captured}}\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "never",
+    ),
     (
         "days of no week",
         policy("  migration: {windows: [{days: §mon-fry, from: 20:00, to: 06:00, zone: UTC}]}\n"),
@@ -415,8 +420,20 @@ def test_a_variant_that_its_policy_never_allows() -> None:
     assert (problem.refusal.code, problem.line, problem.column) == (Code.FIELD_WITHOUT_EFFECT, 12, 56)
 
 
+def test_sample_inputs_need_samples() -> None:
+    from shoal.policies.check import check_pair
+    from shoal.policies.kinds import Policy, Workload
+
+    head = {"apiVersion": "shoal/v1", "metadata": {"name": "x"}}
+    verifying = Policy.model_validate(
+        {**head, "kind": "Policy", "spec": {"migration": {"verify": {"inputs": "samples"}}}}
+    )
+    for samples, codes in (({}, [Code.FIELD_MISSING]), ({"samples": "./a.npz"}, [])):
+        one = Workload.model_validate({**head, "kind": "Workload", "spec": {"model": {"source": "a", **samples}}})
+        assert [refusal.code for _, refusal in check_pair(one, verifying)] == codes
+
+
 def test_captured_inputs_need_consent() -> None:
-    """Captured inputs themselves are refused in this release; the rule that guards the data is there already."""
     from shoal.policies.check import check_pair
     from shoal.policies.kinds import Policy, Workload
 

@@ -1,6 +1,7 @@
 """The child that reads a stranger's model: what it is handed, what stops it, what it cannot do."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from onnx import helper
@@ -15,9 +17,11 @@ from onnx import helper
 from harness.crafted import digest_of, field, ints, model, relu, tensor
 from harness.wait import until
 from shoal.coordinator.blobs.inspect import ChildInspector, InspectionLimits
-from shoal.coordinator.blobs.inspect_child import Errand
+from shoal.coordinator.blobs.inspect_child import Errand, Tensors
 from shoal.coordinator.core.graph import Rules, profile_of
 from shoal.types.codes import Code, ShoalError
+from shoal.types.migration import PackRef
+from shoal.types.profile import ModelProfile, TensorSpec
 from shoal.types.units import Bytes, Seconds
 
 RELU = relu().SerializeToString()
@@ -63,8 +67,56 @@ async def test_rules_reach_the_child(tmp_path: Path) -> None:
 
 
 def test_an_errand_survives_its_text() -> None:
-    errand = Errand("sha256:0", 5, 1.5, 2.5, Rules(max_nodes=7, trusted=frozenset({"a", "b"})))
-    assert Errand.of_text(errand.to_text()) == errand
+    tensors = Tensors((TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "INT64", ()),))
+    for samples_of in (None, tensors):
+        errand = Errand("sha256:0", 5, 1.5, 2.5, Rules(max_nodes=7, trusted=frozenset({"a", "b"})), samples_of)
+        assert Errand.of_text(errand.to_text()) == errand
+
+
+def relu_profile() -> ModelProfile:
+    found = profile_of(RELU, digest_of(RELU))
+    assert isinstance(found, ModelProfile)
+    return found
+
+
+def samples(count: int = 8, *, answers: bool = False, dtype: type = np.float32) -> bytes:
+    file = io.BytesIO()
+    x, y = np.zeros((count, 2, 4), dtype), np.zeros((count, 2, 4), np.float32)
+    np.savez(file, **({"x": x, "y": y} if answers else {"x": x}))  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_samples_are_read_in_the_child_against_their_model(tmp_path: Path, *, answers: bool) -> None:
+    content = samples(9, answers=answers)
+    path, digest = stored(tmp_path, content)
+    found = await ChildInspector().inspect_pack(path, digest, relu_profile())
+    assert found == PackRef(digest, Bytes(len(content)), 9, answers=answers)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (samples(7), "7 samples"),
+        (samples(dtype=np.float64), "float64"),
+        (RELU, "samples:"),
+        (samples()[:-40], "samples:"),
+    ],
+    ids=["few", "datatype", "a model", "cut off"],
+)
+async def test_what_are_no_samples_of_the_model_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    path, digest = stored(tmp_path, content)
+    with pytest.raises(ShoalError) as caught:
+        await ChildInspector().inspect_pack(path, digest, relu_profile())
+    assert caught.value.code is Code.MODEL_INVALID
+    assert why in caught.value.refusal.found
+
+
+async def test_samples_that_changed_on_the_way_are_refused(tmp_path: Path) -> None:
+    path, _ = stored(tmp_path, samples())
+    with pytest.raises(ShoalError) as caught:
+        await ChildInspector().inspect_pack(path, digest_of(samples(9)), relu_profile())
+    assert caught.value.code is Code.MODEL_DIGEST
 
 
 @pytest.mark.parametrize("kind", ["symlink", "hardlink", "fifo", "device", "folder"])
@@ -160,7 +212,7 @@ async def test_a_caller_that_gives_up_leaves_no_child(tmp_path: Path) -> None:
 
 _CONFINED = """
 import json, os, resource, socket, sys
-from shoal.coordinator.blobs.inspect_child import Errand, confine
+from shoal.coordinator.blobs.inspect_child import Errand, Tensors, confine
 confine(Errand.of_text(sys.argv[1]))
 status = open("/proc/self/status").read()
 found = {}

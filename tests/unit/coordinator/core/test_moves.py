@@ -12,8 +12,8 @@ from shoal.coordinator.core.migration.tolerance import default
 from shoal.types.assignment import Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node
-from shoal.types.migration import Against, Metric, Tolerance
-from shoal.types.units import Elapsed, Joules, Seconds, Wall
+from shoal.types.migration import Against, Metric, MigrationRule, PackRef, Tolerance
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall
 from shoal.types.workload import ModelRef, Standby
 
 
@@ -307,6 +307,37 @@ def test_what_a_place_is_blamed_for_goes_with_its_workload() -> None:
     region.intents = ()
     region.run(5)
     assert region.migrations[moving].cleared
+
+
+PACK = PackRef("sha256:" + "d" * 64, Bytes(1000), 16, answers=True)
+REFERRING = MigrationRule(against=Against.REFERENCE, pack=PACK)
+
+
+def test_by_a_reference_a_replica_is_judged_that_takes_the_place_of_a_lost_one() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 2e11})
+    region.intents = (intent(migration=REFERRING),)
+    region.agents["a"].verify_s = 3.0
+    region.run(4)
+    assert weights(region, "b") == {}, "not before it has shown what it answers"
+    region.run(4)
+    assert weights(region, "b") == {"a": 1.0}
+    region.agents["a"].up = False
+    for _ in range(60):
+        region.step()
+        told = [one for one in region.desired["b"].assignments if region.agents["b"].verified.get(one.id) is None]
+        assert all(one.verification is not None and one.verification.pack == PACK.digest for one in told)
+    assert weights(region, "b") == {"b": 1.0}
+    assert not region.migrations
+
+
+def test_what_answers_otherwise_than_the_reference_is_tried_elsewhere() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 2e11})
+    region.intents = (intent(migration=REFERRING),)
+    region.agents["a"].wrong = True
+    for _ in range(40):
+        region.step()
+        assert "a" not in weights(region, "b")
+    assert weights(region, "b") == {"b": 1.0}
 
 
 def test_a_deleted_workload_ends_its_move() -> None:

@@ -1,0 +1,133 @@
+"""A workload's samples in a region: pushed for its model, pinned on apply, told to what verifies, kept while in use."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from harness.region import Agent, World
+from shoal.coordinator.core.placement.model import Aim
+from shoal.types.assignment import Phase
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.migration import Against, InputsFrom, PackRef
+from shoal.types.units import Bytes
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("default", "reader")
+PACK = "sha256:" + "c" * 64
+
+
+def documents(verify: str, samples: str = "./reader.npz") -> list[tuple[str, str]]:
+    return [
+        (
+            "w.yaml",
+            f"""apiVersion: shoal/v1
+kind: Policy
+metadata: {{name: fast}}
+spec: {{optimize: {{latency: 1.0}}, migration: {{verify: {{{verify}}}}}}}
+---
+apiVersion: shoal/v1
+kind: Workload
+metadata: {{name: reader}}
+spec: {{model: {{source: ocr{f", samples: {samples}" if samples else ""}}}, policy: fast}}
+""",
+        )
+    ]
+
+
+async def content() -> AsyncIterator[bytes]:
+    yield b"x" * 1000
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    opened = await World.open(tmp_path)
+    await opened.push()
+    yield opened
+    await opened.store.close()
+
+
+async def push(world: World) -> PackRef:
+    found = await world.region.models.receive_pack("ocr", Bytes(1000), PACK, content())
+    await world.region.models.keep_pack(found, "ocr", actor="test")
+    return found
+
+
+async def codes(world: World, texts: list[tuple[str, str]], digests: dict[str, str]) -> list[Code]:
+    applied = await world.region.workloads.apply(texts, digests, "", "test")
+    return [problem.refusal.code for problem in applied.planned.problems]
+
+
+async def serve(world: World, *agents: Agent) -> None:
+    for agent in agents:
+        await agent.obey()
+    world.clock.advance(0.5)
+    for _ in range(3):
+        await world.step()
+
+
+async def test_samples_are_pinned_and_told_to_what_verifies_a_move(world: World, tmp_path: Path) -> None:
+    texts = documents("inputs: samples, samples: 12")
+    assert await codes(world, texts, {}) == [Code.MODEL_UNKNOWN], "they were not pushed"
+    pack = await push(world)
+    assert await world.region.models.keep_pack(pack, "ocr", actor="test"), "known"
+    assert await codes(world, texts, {"./reader.npz": PACK}) == []
+    agents = [Agent(world, "edge-1"), Agent(world, "edge-2")]
+    for agent in agents:
+        await agent.connect()
+    await world.step()
+    await serve(world, *agents)
+    (source,) = [agent for agent in agents if world.region.workloads.desired[agent.name].assignments]
+    (target,) = [agent for agent in agents if agent is not source]
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    await world.step()
+    await world.step()
+    (asked,) = [each.verification for each in world.region.workloads.desired[target.name].assignments]
+    assert asked is not None
+    assert (asked.migration, asked.against, asked.inputs) == (begun.id, Against.SOURCE, InputsFrom.SAMPLES)
+    assert (asked.pack, asked.pack_bytes, asked.samples) == (PACK, 1000, 12)
+    size, _ = await world.region.models.fetch(PACK, 0)
+    assert size == 1000
+    with pytest.raises(ShoalError) as caught:
+        await world.region.models.remove(PACK, "test")
+    assert caught.value.code is Code.IN_USE
+    await world.store.close()
+    again = await World.open(tmp_path, world)
+    assert again.region.workloads.intents[0].migration.pack == pack
+    await again.store.close()
+
+
+async def test_samples_go_with_their_model(world: World) -> None:
+    await push(world)
+    await world.region.models.remove("ocr", "test")
+    assert not world.region.workloads.catalog.packs
+    assert PACK not in world.models.kept
+
+
+async def test_a_reference_is_what_samples_answer_and_counts_for_every_new_replica(world: World) -> None:
+    texts = documents("against: reference, samples: 64")
+    assert await codes(world, documents("against: reference", ""), {}) == [Code.VERIFY_IMPOSSIBLE]
+    await push(world)
+    assert await codes(world, texts, {"./reader.npz": PACK}) == []
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    await world.step()
+    (one,) = world.region.workloads.desired["edge-1"].assignments
+    asked = one.verification
+    assert asked is not None
+    assert (asked.against, asked.inputs, asked.pack) == (Against.REFERENCE, InputsFrom.SAMPLES, PACK)
+    assert (asked.samples, asked.source) == (16, ""), "as many as there are"
+    await serve(world, agent)
+    (one,) = world.region.workloads.desired["edge-1"].assignments
+    assert one.verification is None, "it has shown it"
+    assert agent.observed[0].phase is Phase.READY
+
+
+async def test_what_was_refused_leaves_no_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> PackRef:
+        raise refuse(Code.MODEL_INVALID)
+
+    monkeypatch.setattr(world.models, "inspect_pack", refused)
+    with pytest.raises(ShoalError):
+        await push(world)
+    assert PACK not in world.models.kept
