@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from numpy.typing import NDArray
 from onnx import helper
 
 from harness.crafted import digest_of, field, ints, model, relu, tensor
@@ -81,7 +83,8 @@ def relu_profile() -> ModelProfile:
 
 def samples(count: int = 8, *, answers: bool = False, dtype: type = np.float32) -> bytes:
     file = io.BytesIO()
-    x, y = np.zeros((count, 2, 4), dtype), np.zeros((count, 2, 4), np.float32)
+    x: NDArray[Any] = np.zeros((count, 2, 4)).astype(dtype)
+    y = np.zeros((count, 2, 4), np.float32)
     np.savez(file, **({"x": x, "y": y} if answers else {"x": x}))  # type: ignore[arg-type]
     return file.getvalue()
 
