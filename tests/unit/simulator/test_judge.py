@@ -87,6 +87,11 @@ SOUND = {
         ("operator.done", {"document": "d", "content": "e2", "outcome": "unknown"}),
         ("operator.read", {"documents": (("d", "e2"),)}),
     ),
+    "a client may ask again": story(
+        ("client.failed", {"number": 1, "code": "NODE_LOST"}),
+        ("matrix.begins", {"strict": False}),
+        ("matrix.calms", {}),
+    ),
     "a chain of entries": story(("audit.kept", {"subject": "two"}), ("operator.audit", {"entries": AUDIT})),
     "memory and store agree": story(("region.memory", {"acts_on": (("k", 1),), "stored": (("k", 1),)})),
 }
@@ -137,6 +142,14 @@ VIOLATED = {
         story(
             ("operator.done", {"document": "d", "content": "e1", "outcome": "ok"}),
             ("operator.read", {"documents": ()}),
+        ),
+    ],
+    "Clients": [
+        story(("matrix.begins", {"strict": True}), ("client.failed", {"number": 1, "code": "NODE_LOST"})),
+        story(
+            ("matrix.begins", {"strict": True}),
+            ("matrix.calms", {}),
+            ("client.lost", {"number": 1, "code": "NODE_LOST"}),
         ),
     ],
     "Memory": [
