@@ -139,7 +139,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.limits.carbon": Live(
             _PLACEMENT, (Code.CARBON_OVER,), note="of all replicas together, at the region's intensity", reads="carbon"
         ),
-        "spec.limits.node_power": Later("node power caps"),
+        "spec.limits.node_power": Live(
+            _PLACEMENT, (Code.POWER_OVER,), note="of all devices of a replica's node together", reads="node_power"
+        ),
         "spec.optimize.energy": Live(_PLACEMENT, reads="weights"),
         "spec.optimize.cost": Live(_PLACEMENT, reads="weights"),
         "spec.optimize.latency": Live(_PLACEMENT, reads="weights"),
@@ -153,9 +155,11 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.federation.margin": Live(_NEGOTIATION, (Code.NO_BID,), note="with `when-better`", reads="margin"),
         "spec.federation.to": Live(_NEGOTIATION, (Code.TRADE_DENIED,), note="any region if not given", reads="to"),
         "spec.federation.term": Live(_NEGOTIATION, note="agreements renew", reads="term_s"),
-        "spec.migration.when.gain": Live(_PLACEMENT, note="where documents changed", reads="gain"),
+        "spec.migration.when.gain": Live(
+            _MOVES, (Code.MOVE_HELD,), note="of moves that nobody asked for, and of changed documents", reads="gain"
+        ),
         "spec.migration.when.cooldown": Live(
-            _MOVES, (Code.MOVE_BLOCKED,), note="after a move that was given up", reads="cooldown_s"
+            _MOVES, (Code.MOVE_BLOCKED, Code.MOVE_HELD), note="after each move of the workload", reads="cooldown_s"
         ),
         "spec.migration.when.max_concurrent": Live(_PLACEMENT, note="of its replicas", reads="max_concurrent"),
         "spec.migration.verify.against": Live(

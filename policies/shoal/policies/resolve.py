@@ -51,7 +51,7 @@ def resolve(
     samples. Raises ShoalError(MODEL_UNKNOWN) where a source is not among them.
     """
     spec = policy.spec if policy is not None else PolicySpec()
-    require, limits = _requirements(spec.require), Limits(spec.limits.cost, spec.limits.energy, spec.limits.carbon)
+    require, limits = _requirements(spec.require), _limits(spec.limits)
     model = workload.spec.model
     return Intent(
         key=key_of_workload(workload),
@@ -135,6 +135,10 @@ def _requirements(require: Require) -> Requirements:
     )
 
 
+def _limits(limits: kinds.Limits) -> Limits:
+    return Limits(limits.cost, limits.energy, limits.carbon, limits.node_power)
+
+
 def _delegation(federation: kinds.Delegation | None) -> Delegation:
     if federation is None:
         return Delegation()
@@ -167,6 +171,7 @@ def _migration(spec: PolicySpec) -> MigrationRule:
             Window(days_of(one.days), minutes_of(one.opens), minutes_of(one.closes), one.zone)
             for one in migration.windows
         ),
+        "unasked": migration.when is not None,
     }
     return MigrationRule(**{name: value for name, value in given.items() if value is not None})
 

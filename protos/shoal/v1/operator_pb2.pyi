@@ -1328,6 +1328,48 @@ class ExplainRequest(_message.Message):
 Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
+class UnmovedView(_message.Message):
+    """A move that does not begin. cause, why: what speaks for it. hold: unasked | gain | no-place | settling | cooldown |
+    window | others | region; found: that in words. until: then that ends; 0: nobody knows.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    to: _builtins.str
+    cause: _builtins.str
+    why: _builtins.str
+    hold: _builtins.str
+    found: _builtins.str
+    until: _builtins.float
+    @_builtins.property
+    def source(self) -> Global___MigrationPlace: ...
+    def __init__(
+        self,
+        *,
+        source: Global___MigrationPlace | None = ...,
+        to: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        why: _builtins.str = ...,
+        hold: _builtins.str = ...,
+        found: _builtins.str = ...,
+        until: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "found", b"found", "hold", b"hold", "source", b"source", "to", b"to", "until", b"until", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnmovedView: _TypeAlias = UnmovedView  # noqa: Y015
+
+@_typing.final
 class ExplainReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1335,6 +1377,7 @@ class ExplainReply(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
+    UNMOVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def plan(self) -> Global___WorkloadPlan: ...
     @_builtins.property
@@ -1343,6 +1386,10 @@ class ExplainReply(_message.Message):
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementView]: ...
     @_builtins.property
     def signals(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignalView]: ...
+    @_builtins.property
+    def unmoved(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnmovedView]:
+        """Why its replicas stay where they are."""
+
     def __init__(
         self,
         *,
@@ -1350,10 +1397,11 @@ class ExplainReply(_message.Message):
         workload: Global___WorkloadView | None = ...,
         placements: _abc.Iterable[Global___PlacementView] | None = ...,
         signals: _abc.Iterable[Global___SignalView] | None = ...,
+        unmoved: _abc.Iterable[Global___UnmovedView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "plan", b"plan", "signals", b"signals", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements", "plan", b"plan", "signals", b"signals", "unmoved", b"unmoved", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -199,7 +199,7 @@ MISTAKES = [
     ),
     ("schedule", policy("  §schedule: [{when: x, optimize: {cost: 1}}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
     ("no carbon at all", policy("  limits: {carbon: §0 gCO2/h}\n"), Code.POLICY_UNREACHABLE, "raise it"),
-    ("node power", policy("  limits: {§node_power: 15W}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("node power", policy("  limits: {node_power: §15}\n"), Code.UNIT_MISSING, "15W"),
     (
         "a tolerance without its bound",
         policy("  require: {precision: {allow: [int8], tolerance: {metric: §cosine}}}\n"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shoal.cli.render.output import clean, line, table
-from shoal.cli.render.resources import device_name, estimate, reason, show, show_signals
+from shoal.cli.render.resources import device_name, estimate, reason, show, show_signals, when
 from shoal.policies import Problem
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import operator_pb2
@@ -138,6 +138,10 @@ def show_explanation(reply: operator_pb2.ExplainReply, *, wide: bool) -> None:
     show_workload(reply.plan, wide=wide)
     show_signals(reply.signals)
     show("placements", reply.placements, wide=wide)
+    for each in reply.unmoved:
+        until = f", until {when(each.until)}" if each.until else ""
+        to = f" to {each.to}" if each.to else ""
+        line(f"  no move of {each.source.assignment}{to} ({each.cause}: {each.why}): {each.hold}, {each.found}{until}")
 
 
 _STYLE = {"+": "green", "-": "red", "~": "yellow"}

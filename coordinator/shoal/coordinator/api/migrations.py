@@ -3,6 +3,7 @@
 from shoal.coordinator.api.views import key_view, refusal_view
 from shoal.coordinator.controllers.migrations import verdict_digest
 from shoal.coordinator.controllers.workloads import WorkloadsController
+from shoal.coordinator.core.migration.budget import Held
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Came,
@@ -56,6 +57,19 @@ def migration_view(
         expected=_expected(migration.expected) if migration.expected is not None else None,
         came=_came(migration.came) if migration.came is not None else None,
         verdict_sha256=verdict_digest(verdict) if verdict is not None else "",
+    )
+
+
+def unmoved_view(held: Held) -> operator_pb2.UnmovedView:
+    asked = held.proposal
+    return operator_pb2.UnmovedView(
+        source=_place(asked.source),
+        to="/".join(filter(None, (asked.aim.node, asked.aim.device))),
+        cause=asked.cause,
+        why=asked.reason,
+        hold=held.hold,
+        found=held.why,
+        until=held.until,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.events import events, newest
-from shoal.coordinator.api.migrations import migration_view, migration_views
+from shoal.coordinator.api.migrations import migration_view, migration_views, unmoved_view
 from shoal.coordinator.api.prospects import prospect_view
 from shoal.coordinator.controllers import doctor
 from shoal.coordinator.controllers.catalog import DocumentKey
@@ -191,6 +191,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
             workload=listed[0] if listed else None,
             placements=views.placement_views(controller, fleet, controller.explained(), key),
             signals=self._signals(),
+            unmoved=[unmoved_view(each) for each in controller.unmoved(key)],
         )
 
     async def CanMove(self, request: operator_pb2.CanMoveRequest, context: Any) -> operator_pb2.CanMoveReply:

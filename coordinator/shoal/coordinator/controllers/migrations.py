@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from shoal.coordinator.controllers import records
+from shoal.coordinator.core.migration.expected import SETTLED_S
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Done,
@@ -128,8 +129,8 @@ def _due(migration: Migration) -> tuple[Elapsed, ...]:
             return (until,)
         case Aborted(at=at):
             return (Elapsed(at + migration.rule.cooldown_s),)
-        case Done():
-            return ()
+        case Done(at=at):
+            return (Elapsed(at + SETTLED_S),) if migration.came is None else ()
 
 
 def _moved(state: State, by: float) -> State:
@@ -138,7 +139,5 @@ def _moved(state: State, by: float) -> State:
             return replace(state, since=Elapsed(since + by), due=Elapsed(due + by), until=Elapsed(until + by))
         case Planned() | Preparing() | Draining() | RollingBack():
             return replace(state, since=Elapsed(state.since + by), until=Elapsed(state.until + by))
-        case Aborted():
+        case Aborted() | Done():
             return replace(state, at=Elapsed(state.at + by))
-        case Done():
-            return state

@@ -30,8 +30,11 @@ from shoal.coordinator.controllers.migrations import Migrations, verdict_digest
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
-from shoal.coordinator.core.migration.advance import advance, moving
-from shoal.coordinator.core.migration.model import Aborted, Migration
+from shoal.coordinator.core.migration.advance import Advanced, advance, moving, view
+from shoal.coordinator.core.migration.budget import Held
+from shoal.coordinator.core.migration.model import Aborted
+from shoal.coordinator.core.migration.triggers.view import LOOK_S
+from shoal.coordinator.core.migration.unmoved import unmoved
 from shoal.coordinator.core.placement.model import Inputs, Plan, Reservation, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
@@ -119,6 +122,8 @@ class WorkloadsController:
         self.promises: tuple[Promise, ...] = ()
         self.migrations = Migrations()
         self.waits: tuple[Wait, ...] = ()
+        self.held: tuple[Held, ...] = ()
+        """What speaks for moves that do not begin, by the last look."""
         self.plan_now: Plan | None = None
         """Of the last step."""
         self._region = region
@@ -134,6 +139,8 @@ class WorkloadsController:
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
         self._proofs = proofs
         self._awaited_until = Elapsed(0.0)
+        self._look_at = Elapsed(0.0)
+        self._looked: tuple[object, ...] = ()
         self._memory = Memory()
         self._saved = Memory()
         self._revisions: dict[str, int] = {}
@@ -326,7 +333,8 @@ class WorkloadsController:
         if self._is_first:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN)
         now = self._clock.now()
-        advanced = advance(self._world(self.catalog), self.migrations.all, now, wall)
+        world = self._world(self.catalog)
+        advanced = advance(world, self.migrations.all, now, wall, look=self._looks(world, now))
         decision, written = advanced.decision, self.migrations.written(advanced.changed, now)
         credentials = tuple(each for each in self.credentials if each.expires_at > wall)
         changed = {
@@ -344,8 +352,9 @@ class WorkloadsController:
             await self._attest(self.migrations.judged(advanced.changed))
             await self._truth.commit(puts, deletes=deletes, events=events)
         self._memory = self._saved = decision.memory
+        self._count(advanced)
         self.migrations.adopt(advanced.changed, written)
-        self._count(advanced.changed)
+        self.held = advanced.held if advanced.held is not None else self.held
         if advanced.changed:
             self._changed()  # what they ask of the region now, the next step reads
         self.waits, self.plan_now = decision.waits, decision.plan
@@ -360,6 +369,15 @@ class WorkloadsController:
             self._fleet.unsent.discard(node)
             desired = self.desired[node]
             await self._links.send(node, replace(desired, proof=self._proofs.of(desired)))
+
+    def _looks(self, world: World, now: Elapsed) -> bool:
+        """Whether it is time to look for moves that nobody asked for: every so often, and at once where documents or
+        the region's price and carbon are others."""
+        seen = (world.intents, world.costs, repr(world.region.carbon_g_per_kwh))
+        if now < self._look_at and seen == self._looked:
+            return False
+        self._look_at, self._looked = Elapsed(now + LOOK_S), seen
+        return True
 
     def snapshot(self) -> Snapshot:
         """The region after its last step, for `invariants.check`."""
@@ -420,6 +438,11 @@ class WorkloadsController:
             raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
         return plan
 
+    def unmoved(self, key: WorkloadKey) -> tuple[Held, ...]:
+        """Why the workload's replicas stay where they are."""
+        now, wall = self._clock.now(), self._clock.wall()
+        return unmoved(view(self._world(self.catalog), self.migrations.all, now, wall, key), self.held, key)
+
     async def _apply(
         self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str
     ) -> Applied:
@@ -459,11 +482,14 @@ class WorkloadsController:
                 came = "passed" if each.verdict.passed else str(each.verdict.code or Code.VERIFY_FAILED)
                 await self._truth.attest(actor, "Verify", each.id, f"{came} sha256:{verdict_digest(each.verdict)}")
 
-    def _count(self, changed: Mapping[str, Migration]) -> None:
-        for each in changed.values():
-            if each.is_over:
+    def _count(self, advanced: Advanced) -> None:
+        for each in advanced.changed.values():
+            before = self.migrations.all.get(each.id)
+            if each.is_over and not (before is not None and before.is_over):
                 code = each.state.refusal.code if isinstance(each.state, Aborted) else ""
                 self._meter.count("migrations_ended", stage=each.stage, cause=each.cause, code=code)
+        for held in advanced.news:
+            self._meter.count("migrations_held", cause=held.proposal.cause, by=held.hold)
 
     def _world(self, catalog: Catalog) -> World:
         intents = self.intents if catalog is self.catalog else catalog.intents

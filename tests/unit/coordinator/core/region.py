@@ -1,7 +1,7 @@
 """A small region for tests: builders of its nouns, and agents that do what they are told, when they are told to."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -339,6 +339,7 @@ class Region:
         self.delegated: dict[WorkloadKey, Delegated] = {}
         self.peers: tuple[PeerTrust, ...] = ()
         self.migrations: dict[str, Migration] = {}
+        self.sensors: dict[str, Callable[[Reading], Reading]] = {}
         self.now = 0.0
         self.events: list[Happened] = []
         self.told: list[Mapping[str, Content]] = []
@@ -359,8 +360,9 @@ class Region:
             if agent.up and agent.heard:
                 agent.sequence += 1
                 beat = status(
-                    agent.node, agent.sequence, at=self.now, epoch=agent.epoch, observed=agent.reports(self.now)
-                )
+                    agent.node, agent.sequence, at=self.now, epoch=agent.epoch, observed=agent.reports(self.now),
+                    readings=self._readings(name),
+                )  # fmt: skip
                 self.fleet, refusals = updates.status_received(self.fleet, name, agent.epoch, beat, now, wall)
                 assert not refusals
         self.fleet, _ = judge(self.fleet, now)
@@ -389,6 +391,10 @@ class Region:
         )  # fmt: skip
         assert violations == ()
         return decision
+
+    def _readings(self, name: str) -> tuple[Reading, ...]:
+        plain = [reading(on, at=START + self.now) for on in self.agents[name].node.devices]
+        return tuple(self.sensors[name](each) if name in self.sensors else each for each in plain)
 
     def _send(self) -> None:
         """Everything that was sent is kept: a coordinator may end after any of it."""

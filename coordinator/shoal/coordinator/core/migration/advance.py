@@ -1,11 +1,15 @@
 """One step of the region with its migrations: what to do, what becomes of each, and what both replicas are told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration import machine
+from shoal.coordinator.core.migration.budget import Allotted, Held, allot
+from shoal.coordinator.core.migration.expected import came, expected_between, is_settled
 from shoal.coordinator.core.migration.model import (
+    Came,
     Cause,
     Draining,
     Limits,
@@ -21,13 +25,16 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.coordinator.core.migration.moves import blocked, forbids, moves_of, outlived
 from shoal.coordinator.core.migration.tolerance import completed
+from shoal.coordinator.core.migration.triggers import look as look_at
+from shoal.coordinator.core.migration.triggers.view import View
+from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
-from shoal.coordinator.core.workloads.decide import decide
+from shoal.coordinator.core.workloads.decide import decide, inputs_of
 from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Replaced, World
 from shoal.coordinator.core.workloads.model import Stage as Began
 from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
 from shoal.coordinator.core.workloads.trouble import broken
-from shoal.types.assignment import Assignment
+from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Against, InputsFrom, MigrationRule, Verification, Verifier
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
@@ -39,10 +46,14 @@ Migrations = Mapping[str, Migration]
 @dataclass(frozen=True, slots=True)
 class Advanced:
     """changed: migrations that are new or have another state now, by id. The caller persists them in one transaction
-    with the decision, and steps again at once: what they ask of the region now, the next step reads."""
+    with the decision, and steps again at once: what they ask of the region now, the next step reads. held: what speaks
+    for moves that do not begin, and why they do not; None where that was not looked at. news: of those, what was not
+    told before."""
 
     decision: Decision
     changed: Migrations
+    held: tuple[Held, ...] | None = None
+    news: tuple[Held, ...] = ()
 
 
 def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
@@ -52,12 +63,18 @@ def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
     return replace(world, moves=moves_of(every), blocked=blocked(every, world.fleet, desired, now))
 
 
-def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall) -> Advanced:
-    """`decide`, for the region as its migrations want it; then each migration, by what is seen and was decided.
+def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, look: bool = True) -> Advanced:
+    """`decide`, for the region as its migrations want it; then each migration, by what is seen and was decided; then
+    (look) what speaks for moves that nobody asked for, and which of them begin.
 
     Pure, and level-triggered: called again with what it answered and the same fleet, it changes nothing.
     """
     decision = decide(moving(world, migrations, now), now, wall)
+
+    @cache
+    def scope() -> Scope:
+        return Scope(inputs_of(world, now, wall))
+
     limits = Limits(settle_s=Seconds(SETTLE_BEATS * world.fleet.timing.heartbeat_s))
     intents = {intent.key: intent for intent in world.intents}
     changed, told = dict[str, Migration](), list[Happened]()
@@ -71,7 +88,13 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall) -> A
         if known is None:
             known, events = machine.planned(_asked(replaced, intents[replaced.workload]), now, wall, limits)
             note(known, events)
-        note(*machine.placed(known, _place(world.fleet, replaced.target_node, replaced.target), now, wall, limits))
+        target = _place(world.fleet, replaced.target_node, replaced.target)
+        if known.expected is None:
+            hoped = expected_between(scope(), intents[known.workload], known.source, target)
+            known = replace(known, expected=hoped)
+        note(*machine.placed(known, target, now, wall, limits))
+    for settled, brought in _settled(migrations, intents, scope, now):
+        note(replace(settled, came=brought), (_brought(settled, brought),))
     scene = _Scene(world.fleet, decision, broken(decision.memory, world.fleet, _assignments(decision), now))
     for name in sorted(migrations):
         if name not in changed and not migrations[name].is_over:
@@ -81,10 +104,52 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall) -> A
         blamed = name not in changed and forbids(migrations[name])
         if blamed and (migrations[name].workload not in intents or outlived(migrations[name], world.fleet)):
             note(replace(migrations[name], cleared=True), ())
+    held: tuple[Held, ...] | None = None
+    news: tuple[Held, ...] = ()
+    if look:
+        there = replace(world, desired=decision.desired, memory=decision.memory)
+        allotted = _looked(there, {**migrations, **changed}, intents, now, wall)
+        for begun, events in allotted.begun:
+            note(begun, events)
+        held, news = allotted.held, allotted.news
+        told += [_holding(each) for each in news]
+        decision = replace(decision, memory=replace(decision.memory, pending=allotted.pending))
     rules = {key: intent.migration for key, intent in intents.items()}
     told_of = _told(decision, {**migrations, **changed}, rules, world.fleet, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
-    return Advanced(equipped, changed)
+    return Advanced(equipped, changed, held, news)
+
+
+def view(
+    world: World, migrations: Migrations, now: Elapsed, wall: Wall, only: WorkloadKey | None = None
+) -> View:  # fmt: skip
+    """The region as triggers look at it."""
+    inputs = inputs_of(moving(world, migrations, now), now, wall)
+    return View(inputs, world.memory.pending, migrations, only)
+
+
+def _looked(
+    world: World, migrations: Migrations, intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall
+) -> Allotted:  # fmt: skip
+    assigned = frozenset(one.id for content in world.desired.values() for one in content.assignments)
+    found = look_at(view(world, migrations, now, wall))
+    return allot(found, world.memory.pending, assigned, migrations, intents, now, wall)
+
+
+def _settled(
+    migrations: Migrations, intents: Mapping[WorkloadKey, Intent], scope: Callable[[], Scope], now: Elapsed
+) -> Iterator[tuple[Migration, Came]]:  # fmt: skip
+    """Moves of which it can be said now what they brought."""
+    for name in sorted(migrations):
+        each = migrations[name]
+        if each.came is not None or each.target is None or not is_settled(each, now):
+            continue
+        state, intent = scope().inputs.fleet.nodes.get(each.target.node), intents.get(each.workload)
+        observed = state.observed.get(each.target.assignment) if state is not None else None
+        if intent is not None and observed is not None and observed.phase is Phase.READY:
+            brought = came(scope(), intent, each, observed, now)
+            if brought is not None:
+                yield each, brought
 
 
 class _Scene:
@@ -225,6 +290,16 @@ def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verific
 
 def _assignments(decision: Decision) -> Mapping[str, tuple[Assignment, ...]]:
     return {node: content.assignments for node, content in decision.desired.items()}
+
+
+def _brought(migration: Migration, brought: Came) -> Told:
+    hoped = migration.expected.gain if migration.expected is not None else 0.0
+    return Told("MIGRATION_BROUGHT", f"{brought.gain:.0%} better where {hoped:.0%} was expected")
+
+
+def _holding(held: Held) -> Happened:
+    one = held.proposal
+    return Happened(Code.MOVE_HELD, one.source.assignment, str(held), one.source.node, one.workload)
 
 
 def _happened(migration: Migration, told: Told) -> Happened:

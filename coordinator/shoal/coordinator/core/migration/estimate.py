@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.migration.expected import both_s, missing_bytes
 from shoal.coordinator.core.migration.tolerance import completed
 from shoal.coordinator.core.placement.model import Aim, Candidate, Inputs, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.prediction.model import Interval
-from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import EnergySource
-from shoal.types.migration import Against, MigrationRule, Tolerance
+from shoal.types.migration import MigrationRule, Tolerance
 from shoal.types.units import Bytes, UsdPerHour
 from shoal.types.workload import WorkloadKey
 
@@ -146,7 +146,7 @@ def _estimate(inputs: Inputs, rule: MigrationRule, source: Candidate | None, can
         needs=needs,
         refusal=refusal,
         nearest=nearest,
-        fetch_bytes=_missing_bytes(inputs, candidate),
+        fetch_bytes=missing_bytes(inputs, candidate.node, candidate.model),
         load_s=load_s,
         now=_figures(source),
         then=_figures(candidate),
@@ -162,12 +162,8 @@ def _both_s(inputs: Inputs, rule: MigrationRule, source: Candidate | None, candi
         return math.nan
     if source is None:
         return there.load_s.mid
-    compared_s = 0.0
-    if rule.against is not Against.NONE:
-        here_s = source.prediction.latency_p95_s.mid if source.prediction is not None else math.nan
-        compared_s = rule.samples * (here_s + there.latency_p95_s.mid)
-    step_s = max(rule.hold_s, SETTLE_BEATS * inputs.fleet.timing.heartbeat_s)
-    return there.load_s.mid + compared_s + len(rule.steps) * step_s + rule.drain_s
+    here_s = source.prediction.latency_p95_s.mid if source.prediction is not None else math.nan
+    return both_s(inputs.fleet, rule, here_s, there)
 
 
 def _needs(inputs: Inputs, source: Candidate, candidate: Candidate) -> tuple[tuple[Need, str], ...]:
@@ -184,11 +180,6 @@ def _provider(inputs: Inputs, candidate: Candidate) -> str:
     state = inputs.fleet.nodes.get(candidate.node)
     device = state.device(candidate.device) if state is not None else None
     return device.provider if device is not None else ""
-
-
-def _missing_bytes(inputs: Inputs, candidate: Candidate) -> Bytes:
-    held = any(each.model == candidate.model for each in inputs.desired.get(candidate.node, ()))
-    return Bytes(0 if held else inputs.profiles[candidate.model].size_bytes)
 
 
 def _figures(candidate: Candidate | None) -> Figures | None:

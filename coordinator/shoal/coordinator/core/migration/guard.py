@@ -1,5 +1,6 @@
 """Whether the new replica does as well as the old one while it takes more and more of its requests."""
 
+import math
 from typing import Final
 
 from shoal.coordinator.core.migration.model import Figures, Reading, Shifting
@@ -20,6 +21,7 @@ def figures_of(observed: Observed | None) -> Figures:
         sum(each.requests for each in served),
         sum(each.errors for each in served),
         max((each.latency_p95_s for each in served), default=0.0),
+        math.fsum(each.joules for each in served),
     )
 
 

@@ -45,7 +45,8 @@ _STAGE_OF: Final = {
 
 def planned(migration: Migration, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
     """As it begins: it waits for a place. The state that it comes with counts for nothing."""
-    return _enter(migration, Planned(now, Elapsed(now + limits.planned_s)), wall, migration.aim.node)
+    note = ", ".join(filter(None, (migration.aim.node, migration.reason)))
+    return _enter(migration, Planned(now, Elapsed(now + limits.planned_s)), wall, note)
 
 
 def placed(migration: Migration, target: Place, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
@@ -79,9 +80,10 @@ def step(migration: Migration, seen: Seen, now: Elapsed, wall: Wall, limits: Lim
             return _shifting(migration, state, seen, now, wall, limits)
         case Draining(until=until):
             if not seen.source.assigned:
-                return _enter(migration, Done(), wall)
+                return _enter(migration, Done(now, figures_of(seen.target.observed)), wall)
             if now >= until:
-                return _enter(migration, Done(), wall, "the old replica's node has not let go of it yet")
+                done = Done(now, figures_of(seen.target.observed))
+                return _enter(migration, done, wall, "the old replica's node has not let go of it yet")
             return migration, ()
         case RollingBack(refusal=refusal, until=until):
             if not seen.target.assigned or now >= until:

@@ -13,6 +13,7 @@ from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 NEVER: Final = Wall(0.0)
+START: Final = Elapsed(0.0)
 USUAL_SAMPLES: Final = MigrationRule().samples
 
 
@@ -39,14 +40,15 @@ class Cause(StrEnum):
     """What was applied asks for another place, model or precision."""
     DRAIN = "drain"
     """Its node is to be emptied."""
+    LATENCY = "latency"
     SLO = "slo"
     """It is slower than its policy allows, or is about to be."""
     COST = "cost"
     ENERGY = "energy"
     CARBON = "carbon"
     PRICE = "price"
-    """The objective is better elsewhere. COST, ENERGY: that figure of the place makes most of the difference; CARBON,
-    PRICE: what changed is the region's intensity, or what an hour of a node costs."""
+    """The objective is better elsewhere, or a limit is kept there. LATENCY, COST, ENERGY: that figure of the places
+    makes most of the difference; CARBON, PRICE: it goes with the region's intensity, or its price of an hour."""
     SCHEDULE = "schedule"
     """Another objective holds at this time."""
     HEAT = "heat"
@@ -119,7 +121,9 @@ class Came:
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A move that something speaks for. reason: in words, with the figures that say so. expected: None where what it is
-    begun for is no figure of a replica (a notice)."""
+    begun for is no figure of a replica (a notice). refusal: why it has nowhere to go. urgent: it has a deadline, and
+    waits neither until its condition has held for a while, nor for `cooldown` or a window. fading: its condition fell
+    below its threshold again, by less than the band: it is not over, and begins nothing."""
 
     workload: WorkloadKey
     source: Place
@@ -127,21 +131,31 @@ class Proposal:
     cause: Cause
     reason: str
     expected: Expected | None = None
+    refusal: Refusal | None = None
+    urgent: bool = False
+    fading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a replica has answered since it was ready, for all origins. p95_s: of the newest, 0 without any."""
+    """What a replica has answered since it was ready, for all origins. p95_s: of the newest, 0 without any. joules: NaN
+    where unknown."""
 
     requests: int = 0
     errors: int = 0
     p95_s: float = 0.0
+    joules: float = 0.0
 
     def since(self, before: "Figures") -> "Figures":
         """What came after `before`; all of it where the counters began anew."""
         if self.requests < before.requests:
             return self
-        return Figures(self.requests - before.requests, max(0, self.errors - before.errors), self.p95_s)
+        return Figures(
+            self.requests - before.requests,
+            max(0, self.errors - before.errors),
+            self.p95_s,
+            self.joules - before.joules,
+        )
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
@@ -200,6 +214,10 @@ class RollingBack:
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """at: since when; target: what it had answered by then."""
+
+    at: Elapsed = START
+    target: Figures = Figures()
     kind: Literal["done"] = "done"
 
 

@@ -124,7 +124,7 @@ def already_relaxed(solver: Solver, level: Level) -> tuple[str, ...]:
     settings = [(intent.require, intent.limits), *((step.require, step.limits) for step in intent.relax)]
     for count, (require, limits) in enumerate(settings):
         if not any(
-            Order.LATENCY <= fault.order <= Order.CARBON
+            Order.LATENCY <= fault.order <= Order.POWER
             for option in kept
             for fault in solver.scope.faults(option, intent, require, limits)
         ):

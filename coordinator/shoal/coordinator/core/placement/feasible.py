@@ -27,11 +27,13 @@ from shoal.types.units import (
     COST,
     DURATION,
     ENERGY,
+    POWER,
     show_bytes,
     show_joules,
     show_quantity,
     show_seconds,
     show_usd_per_hour,
+    show_watts,
 )
 from shoal.types.workload import Intent, Limits, ModelRef, Requirements, WorkloadKey
 
@@ -54,9 +56,10 @@ class Order(IntEnum):
     COST = 12
     ENERGY = 13
     CARBON = 14
-    UTILISATION = 15
-    QUOTA = 16
-    SPREAD = 17
+    POWER = 15
+    UTILISATION = 16
+    QUOTA = 17
+    SPREAD = 18
 
 
 HARD = frozenset({Order.SELECTOR, Order.RESIDENCY, Order.SIGNATURE, Order.PRECISION})
@@ -217,6 +220,30 @@ class Scope:
         rate = self.replica_rate(intent, replicas) or 1 / max(option.prediction.latency_p50_s.mid, 1e-9)
         return option.prediction.joules.mid * rate * 3600 / 3.6e6 * self.inputs.region.carbon_g_per_kwh
 
+    def node_watts(self, option: Option, intent: Intent, replicas: int) -> float:
+        """What the option's node draws with this replica on it; NaN where a device of it tells nothing and was never
+        measured. Each device as it says it draws, else at its receipt's idle power; what the replica adds counts where
+        no reading has it yet: its joules at the declared rate (at full load where none is declared), above idle."""
+        state, device, prediction = option.state, option.device, option.prediction
+        known = dict[str, float]()
+        metered = set[str]()
+        for each in state.node.devices:
+            reading, receipt = state.readings.get(each.name), state.receipts.get(each.name)
+            if reading is not None and math.isfinite(reading.power_w):
+                known[each.name] = reading.power_w
+                metered.add(each.name)
+            else:
+                known[each.name] = receipt.rates.idle_w if receipt is not None else math.nan
+        runs = any(
+            (node, one.device, one.model) == option.names for node, one in self.current.get(intent.key, ())
+        )  # fmt: skip
+        if prediction is None or (runs and device.name in metered):
+            return math.fsum(known.values())
+        busy = min(1.0, self.replica_rate(intent, replicas) * prediction.latency_p50_s.mid or 1.0)
+        idle = option.receipt.rates.idle_w if option.receipt is not None else 0.0
+        active = prediction.joules.mid / max(prediction.latency_p50_s.mid, 1e-9)
+        return math.fsum(known.values()) + busy * max(0.0, active - idle)
+
     def faults(self, option: Option, intent: Intent, require: Requirements, limits: Limits) -> tuple[Fault, ...]:
         """Every constraint that `option` breaks, but for those that depend on what else is placed."""
         return tuple(
@@ -226,7 +253,7 @@ class Scope:
                 *self.document_faults(option, require),
                 self._blocked(option, intent),
                 *self._device_faults(option, require),
-                *self._figure_faults(option, intent, require, limits),
+                *self.figure_faults(option, intent, require, limits),
             )
             if (fault := found) is not None
         )
@@ -347,7 +374,8 @@ class Scope:
             give = Give(within_s=rounded_up(age * 1.1, DURATION), distance=age / require.measured_within_s - 1)
             yield Fault(Order.CAPABILITY, Refusal(Code.CAPABILITY_STALE, found, asked), give)
 
-    def _figure_faults(self, option: Option, intent: Intent, require: Requirements, limits: Limits) -> Iterator[Fault]:
+    def figure_faults(self, option: Option, intent: Intent, require: Requirements, limits: Limits) -> Iterator[Fault]:
+        """Those that go with the weather: latency, cost, energy, carbon, power."""
         if option.prediction is None:
             return
         replicas = require.replicas
@@ -363,6 +391,8 @@ class Scope:
             (Order.ENERGY, Code.ENERGY_OVER, "energy", limits.energy, option.prediction.joules.high, show_joules, 1),
             (Order.CARBON, Code.CARBON_OVER, "carbon", limits.carbon, self.carbon_g_per_h(option, intent, replicas),
              _show_carbon, replicas),
+            (Order.POWER, Code.POWER_OVER, "node_power", limits.node_power,
+             math.nan if limits.node_power is None else self.node_watts(option, intent, replicas), show_watts, 1),
         )  # fmt: skip
         for order, code, name, limit, value, show, shares in figures:
             if limit is None or value * shares <= limit:
@@ -371,7 +401,7 @@ class Scope:
             yield Fault(order, Refusal(code, found, f"at most {show(limit)}"), _more(name, value * shares, limit))
 
 
-QUANTITIES = {"latency_p95_s": DURATION, "cost": COST, "energy": ENERGY, "carbon": CARBON}
+QUANTITIES = {"latency_p95_s": DURATION, "cost": COST, "energy": ENERGY, "carbon": CARBON, "node_power": POWER}
 
 
 def _more(name: str, value: float, bound: float) -> Give:

@@ -8,6 +8,7 @@ from shoal.types.units import (
     COST,
     DURATION,
     ENERGY,
+    POWER,
     Dimension,
     Seconds,
     parse_quantity,
@@ -33,6 +34,7 @@ class Give:
     cost: float | None = None
     energy: float | None = None
     carbon: float | None = None
+    node_power: float | None = None
     where: str = ""
     residency: str = ""
     precision: str = ""
@@ -126,7 +128,7 @@ def _require(give: Give, require: Requirements) -> Requirements:
 def _limits(give: Give, limits: Limits) -> Limits:
     changes = {
         name: None if math.isinf(value) else max(before, value)
-        for name in ("cost", "energy", "carbon")
+        for name in ("cost", "energy", "carbon", "node_power")
         if (value := getattr(give, name)) is not None and (before := getattr(limits, name)) is not None
     }
     return replace(limits, **changes) if changes else limits
@@ -158,7 +160,7 @@ def _typed(gives: tuple[Give, ...], require: Requirements, limits: Limits) -> li
         lines.append("remove trust.capability")
     if asked("within_s") and require.measured_within_s is not None:
         lines.append(f"trust: {{within: {show_quantity(require.measured_within_s, DURATION)}}}")
-    for name, dimension in (("cost", COST), ("energy", ENERGY), ("carbon", CARBON)):
+    for name, dimension in (("cost", COST), ("energy", ENERGY), ("carbon", CARBON), ("node_power", POWER)):
         if asked(name):
             value = getattr(limits, name)
             text = f"limits: {{{name}: {show_quantity(value, dimension)}}}" if value is not None else ""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -193,6 +193,23 @@ class Solver:
         beyond = (*staying, *yielding) if not full and self._capped(picks) else ()
         evicted = tuple(each.assignment.id for each in beyond)
         return Level(require, limits, wanted, tuple(picks), evicted, judged, books, standby, short)
+
+    def places(self, require: Requirements, limits: Limits) -> Iterator[Option]:
+        """Where one more replica could come now beside those that stand, but where one of them is or was: for what may
+        move there, whatever it would be worth."""
+        if self.gave_up:
+            return
+        picks = [Pick(each.option, each) for each in self.standing]
+        books = self.books
+        for pick in picks:
+            books = self._with(pick, books, require)
+        taken = {each.option.names for each in self.counted}
+        taken |= {(each.node, each.assignment.device, each.assignment.model) for each in self.fallen}
+        for option in self.options:
+            if option.names in taken or self.scope.faults(option, self.intent, require, limits):
+                continue
+            if not self._crowded(option, picks, require, books):
+                yield option
 
     def confirmed(self, current: Standing | Fallen) -> bool:
         """Was this replica chosen, or confirmed, under the very terms that hold now?"""

@@ -75,13 +75,21 @@ class Remembered:
 
 
 @dataclass(frozen=True, slots=True)
+class Pending:
+    """Something speaks for a move, since then. told: what holds it back, as events said last; empty: nothing yet."""
+
+    since: Elapsed
+    told: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What reconciling carries from step to step; persisted with the desired sets in one transaction.
 
     issued: assignments ever created, so that ids never repeat. marks: by assignment id. By `str(WorkloadKey)`: tables;
     short (since when replicas, or a standby, could not be placed); without_ready (since when no replica was ready);
     away (since when the region that shall run it is in its route); back (since when home, which shall run it again, has
-    all its replicas there). Plain JSON: no key is a tuple.
+    all its replicas there). pending: what speaks for a move, by `ASSIGNMENT TRIGGER`. Plain JSON: no key is a tuple.
     """
 
     issued: int = 0
@@ -93,6 +101,7 @@ class Memory:
     without_ready: Mapping[str, Elapsed] = field(default_factory=dict)
     away: Mapping[str, Elapsed] = field(default_factory=dict)
     back: Mapping[str, Elapsed] = field(default_factory=dict)
+    pending: Mapping[str, Pending] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,181 @@
+"""Which of the moves that something speaks for begin now, and what holds the others back.
+
+A condition has to hold for a while. A workload rests for `cooldown` after each of its moves, whatever began it; on the
+way back to a place that it left, twice as long for each time that it went to and fro within the last hour. So many of a
+workload's replicas, and so many of the region's, move at once; windows bind what could as well wait.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from shoal.coordinator.core.migration.machine import planned
+from shoal.coordinator.core.migration.model import NEVER, Aborted, Cause, Done, Migration, Planned, Proposal, Told
+from shoal.coordinator.core.migration.triggers import Look
+from shoal.coordinator.core.migration.windows import next_open, open_at
+from shoal.coordinator.core.workloads.model import Pending
+from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
+from shoal.types.workload import Intent, WorkloadKey
+
+HOLD_S: Final = Seconds(10.0)
+"""A condition that holds for less speaks for nothing."""
+RETURNS_S: Final = Seconds(3600.0)
+"""So long it is remembered that a workload went to and fro."""
+REGION_MOST: Final = 4
+"""Moves of a region at once that nobody asked for."""
+FORCED: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE})
+"""These cannot wait for a window."""
+ASKED: Final = frozenset({Cause.OPERATOR, Cause.DOCUMENTS, Cause.DRAIN})
+
+
+class Hold(StrEnum):
+    """What holds a move back."""
+
+    UNASKED = "unasked"
+    """Its policy lets nothing move unasked."""
+    GAIN = "gain"
+    """It would gain less than is asked."""
+    NO_PLACE = "no-place"
+    SETTLING = "settling"
+    """Its condition has not held for long."""
+    COOLDOWN = "cooldown"
+    WINDOW = "window"
+    OTHERS = "others"
+    """As many of its workload's replicas as may move do."""
+    REGION = "region"
+    """As many of the region's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """until: then it will not be held back by this any more; 0: nobody knows."""
+
+    proposal: Proposal
+    hold: Hold
+    why: str
+    until: Wall = NEVER
+
+    def __str__(self) -> str:
+        one = self.proposal
+        to = "/".join(filter(None, (one.aim.node, one.aim.device)))
+        return f"{one.source.where}{f' to {to}' if to else ''} ({one.cause}: {one.reason}): {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allotted:
+    """begun: with what is told of each. news: held back by something else than was told before."""
+
+    begun: tuple[tuple[Migration, tuple[Told, ...]], ...]
+    held: tuple[Held, ...]
+    news: tuple[Held, ...]
+    pending: Mapping[str, Pending]
+
+
+def allot(
+    look: Look, pending: Mapping[str, Pending], assigned: frozenset[str], migrations: Mapping[str, Migration],
+    intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall,
+) -> Allotted:  # fmt: skip
+    """assigned: replicas that are there; of others nothing is remembered. Asked again with what it answered, it begins
+    nothing more."""
+    kept = {key: each for key, each in pending.items() if key not in look.judged and key.partition(" ")[0] in assigned}
+    kept |= {key: pending.get(key, Pending(now)) for key, _ in look.found}
+    book = _Book(migrations, intents, now, wall)
+    begun = list[tuple[Migration, tuple[Told, ...]]]()
+    held, news = list[Held](), list[Held]()
+    for key, proposal in sorted(look.found, key=_rank):
+        found = book.holds(proposal, kept[key].since)
+        if found is None:
+            begun.append(book.begin(proposal))
+            kept[key] = replace(kept[key], told="")
+            continue
+        held.append(found)
+        if found.hold is not Hold.SETTLING and kept[key].told != found.hold:
+            kept[key] = replace(kept[key], told=str(found.hold))
+            news.append(found)
+    return Allotted(tuple(begun), tuple(held), tuple(news), dict(sorted(kept.items())))
+
+
+def _rank(found: tuple[str, Proposal]) -> tuple[bool, bool, float, str]:
+    """What has a deadline, then what is forced, then what gains most."""
+    key, one = found
+    return not one.urgent, one.cause not in FORCED, -(one.expected.gain if one.expected is not None else 0.0), key
+
+
+class _Book:
+    def __init__(
+        self, migrations: Mapping[str, Migration], intents: Mapping[WorkloadKey, Intent], now: Elapsed, wall: Wall
+    ) -> None:
+        self._all = dict(migrations)
+        self._intents = intents
+        self._now = now
+        self._wall = wall
+
+    def holds(self, one: Proposal, since: Elapsed) -> Held | None:
+        """The first thing that holds it back."""
+        rule = self._intents[one.workload].migration
+        live = [each for each in self._all.values() if not each.is_over]
+        mine = [each for each in live if each.workload == one.workload]
+        if one.refusal is not None:
+            return Held(one, Hold.NO_PLACE, one.refusal.found)
+        if len(mine) >= rule.max_concurrent or any(each.source.assignment == one.source.assignment for each in mine):
+            return Held(one, Hold.OTHERS, f"{', '.join(sorted(each.id for each in mine))} first")
+        if one.urgent:
+            return None
+        if sum(each.cause not in ASKED for each in live) >= REGION_MOST:
+            return Held(one, Hold.REGION, f"{REGION_MOST} moves of the region are under way")
+        if one.fading:
+            return Held(one, Hold.SETTLING, "just below its threshold again")
+        if (left := since + HOLD_S - self._now) > 0:
+            return Held(one, Hold.SETTLING, f"since {show_seconds(self._now - since)}", Wall(self._wall + left))
+        rests_s, why = self._rests_s(one, rule.cooldown_s)
+        if rests_s > 0:
+            return Held(one, Hold.COOLDOWN, why, Wall(self._wall + rests_s))
+        if one.cause not in FORCED and not open_at(rule.windows, self._wall):
+            return Held(one, Hold.WINDOW, "outside the policy's windows", next_open(rule.windows, self._wall))
+        return None
+
+    def begin(self, one: Proposal) -> tuple[Migration, tuple[Told, ...]]:
+        asked = Migration(
+            self._name(one), one.workload, one.cause, "", one.source, one.aim,
+            self._intents[one.workload].migration, Planned(Elapsed(0.0), Elapsed(0.0)),
+            reason=one.reason, expected=one.expected,
+        )  # fmt: skip
+        migration, told = planned(asked, self._now, self._wall)
+        self._all[migration.id] = migration
+        return migration, told
+
+    def _rests_s(self, one: Proposal, cooldown_s: Seconds) -> tuple[float, str]:
+        """Seconds until its workload has rested, and from what."""
+        ended = [(_ended_at(each), each) for each in self._all.values() if each.workload == one.workload]
+        over = [(at, each) for at, each in ended if at is not None]
+        if not over:
+            return 0.0, ""
+        last_at, last = max(over, key=lambda each: (each[0], each[1].id))
+        times = sum(_between(each, one) for at, each in over if at > self._now - RETURNS_S)
+        rest_s = cooldown_s * 2 ** max(0, times - 1) if _between(last, one) else cooldown_s
+        back = f", {times} times between these places" if rest_s > cooldown_s else ""
+        return last_at + rest_s - self._now, f"{show_seconds(rest_s)} after {last.id}{back}"
+
+    def _name(self, one: Proposal) -> str:
+        stem, number = "m-" + one.source.assignment.removeprefix("a-"), 1
+        while f"{stem}-{number}" in self._all:
+            number += 1
+        return f"{stem}-{number}"
+
+
+def _ended_at(migration: Migration) -> Elapsed | None:
+    match migration.state:
+        case Done(at=at) | Aborted(at=at):
+            return at
+        case _:
+            return None
+
+
+def _between(migration: Migration, one: Proposal) -> bool:
+    """Whether it went to and fro between the two places of a proposal."""
+    places = {(each.node, each.device, each.model) for each in (migration.source, migration.target) if each is not None}
+    here = one.source
+    return isinstance(migration.state, Done) and places == {
+        (here.node, here.device, here.model), (one.aim.node, one.aim.device, one.aim.model)
+    }  # fmt: skip

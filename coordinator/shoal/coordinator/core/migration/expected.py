@@ -1,0 +1,138 @@
+"""What a move of a replica is expected to bring, and what it brought."""
+
+import math
+from dataclasses import replace
+from typing import Final
+
+from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.migration.guard import figures_of
+from shoal.coordinator.core.migration.model import Came, Done, Expected, Migration, Place, Service
+from shoal.coordinator.core.placement.feasible import Option, Scope
+from shoal.coordinator.core.placement.model import Inputs
+from shoal.coordinator.core.placement.rank import gain, values
+from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
+from shoal.coordinator.core.prediction.predict import predict
+from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
+from shoal.types.assignment import Observed
+from shoal.types.migration import Against, MigrationRule
+from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.workload import Intent, Weights
+
+SETTLED_S: Final = Seconds(30.0)
+"""After it was done so long, what a move brought is read."""
+
+
+def expected(scope: Scope, intent: Intent, source: Option, target: Option) -> Expected:
+    """A replica that would move from `source`, as it does there, to `target`."""
+    there = calibrated(scope, intent, source, target)
+    replicas = intent.require.replicas
+    new, old = values(scope, there, intent, replicas), values(scope, source, intent, replicas)
+    return Expected(
+        before=_service(scope, intent, source),
+        after=_service(scope, intent, there),
+        gain=gain(new, old, intent.weights),
+        fetch_bytes=missing_bytes(scope.inputs, target.slot.node, target.model.digest),
+        seconds=both_s(scope.inputs.fleet, intent.migration, _p95_s(source), there.prediction),
+    )
+
+
+def expected_between(scope: Scope, intent: Intent, source: Place, target: Place) -> Expected | None:
+    """The same, of places. None where one of them is not known any more."""
+    known = [_option(scope, intent, each) for each in (source, target)]
+    here, there = known
+    return expected(scope, intent, here, there) if here is not None and there is not None else None
+
+
+def is_settled(migration: Migration, now: Elapsed) -> bool:
+    return isinstance(migration.state, Done) and now >= migration.state.at + SETTLED_S
+
+
+def came(scope: Scope, intent: Intent, migration: Migration, observed: Observed, now: Elapsed) -> Came | None:
+    """What the replica that took over did since it was done. None where there is nothing to compare it with."""
+    state, target, hoped = migration.state, migration.target, migration.expected
+    option = _option(scope, intent, target) if target is not None else None
+    if not isinstance(state, Done) or hoped is None or option is None or option.prediction is None:
+        return None
+    since = figures_of(observed).since(state.target)
+    latency_s, joules = (since.p95_s, since.joules / since.requests) if since.requests else (math.nan, math.nan)
+    measured = replace(option, prediction=replace(option.prediction, joules=Interval(joules, joules, joules)))
+    after = Service(latency_s, joules, option.cost, scope.carbon_g_per_h(measured, intent, intent.require.replicas))
+    took = Seconds(migration.story[-1].at - migration.story[0].at)
+    over = Seconds(now - state.at)
+    return Came(after, _gain(after, hoped.before, intent.weights), took, over, since.requests, since.errors)
+
+
+def calibrated(scope: Scope, intent: Intent, source: Option, target: Option) -> Option:
+    """`target` as it may be compared with a `source` that was measured: where it never ran the model, its roofline is
+    off by as much as that of `source` was, so that two places are never compared on different grounds."""
+    here, there = source.prediction, target.prediction
+    if here is None or there is None or here.basis is Basis.ANALYTIC or there.basis is not Basis.ANALYTIC:
+        return target
+    batch, demand = intent.max_batch, scope.demand(source.profile)
+    bound = predict(source.device, source.receipt, source.profile, source.precision, batch, demand=demand)
+    if not isinstance(bound, Prediction):
+        return target
+    slower = _ratio(here.latency_p50_s.mid, bound.latency_p50_s.mid)
+    hungrier = _ratio(here.joules.mid, bound.joules.mid)
+    slower_at_most = _ratio(here.latency_p95_s.mid, bound.latency_p95_s.mid)
+    likely = replace(
+        there,
+        latency_p50_s=_times(there.latency_p50_s, slower),
+        latency_p95_s=_times(there.latency_p95_s, slower_at_most),
+        joules=_times(there.joules, hungrier),
+    )
+    return replace(target, prediction=likely)
+
+
+def both_s(fleet: Fleet, rule: MigrationRule, here_p95_s: float, there: Prediction | None) -> Seconds:
+    """Seconds from the new replica's first to the old one's last, by the policy, each at the middle of its prediction;
+    NaN where a time is unknown. here_p95_s: of the old one."""
+    if there is None:
+        return Seconds(math.nan)
+    compared_s = 0.0 if rule.against is Against.NONE else rule.samples * (here_p95_s + there.latency_p95_s.mid)
+    step_s = max(rule.hold_s, SETTLE_BEATS * fleet.timing.heartbeat_s)
+    return Seconds(there.load_s.mid + compared_s + len(rule.steps) * step_s + rule.drain_s)
+
+
+def missing_bytes(inputs: Inputs, node: str, model: str) -> Bytes:
+    """What a node lacks of a model."""
+    held = any(each.model == model for each in inputs.desired.get(node, ()))
+    return Bytes(0 if held else inputs.profiles[model].size_bytes)
+
+
+def _option(scope: Scope, intent: Intent, place: Place) -> Option | None:
+    """As it does there now, by what it served."""
+    state = scope.inputs.fleet.nodes.get(place.node)
+    device = state.device(place.device) if state is not None else None
+    model = next((each for each in intent.models if each.digest == place.model), None)
+    if state is None or device is None or model is None or place.model not in scope.inputs.profiles:
+        return None
+    observed = state.observed.get(place.assignment)
+    measured, served = (observed.measured, observed.served) if observed is not None else (None, ())
+    return scope.option(intent, model, state, device, served, measured)
+
+
+def _p95_s(option: Option) -> float:
+    return option.prediction.latency_p95_s.mid if option.prediction is not None else math.nan
+
+
+def _service(scope: Scope, intent: Intent, option: Option) -> Service:
+    known = option.prediction
+    if known is None:
+        return Service(cost=option.cost)
+    carbon = scope.carbon_g_per_h(option, intent, intent.require.replicas)
+    return Service(known.latency_p95_s.mid, known.joules.mid, option.cost, carbon)
+
+
+def _gain(after: Service, before: Service, weights: Weights) -> float:
+    new, old = ((each.latency_p95_s, each.cost, each.joules) for each in (after, before))
+    return gain(new, old, weights)
+
+
+def _ratio(measured: float, predicted: float) -> float:
+    ratio = measured / predicted if predicted > 0 else 1.0
+    return ratio if math.isfinite(ratio) and ratio > 0 else 1.0
+
+
+def _times(interval: Interval, factor: float) -> Interval:
+    return Interval(*(factor * each for each in interval))

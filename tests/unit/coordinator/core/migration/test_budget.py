@@ -1,0 +1,160 @@
+"""What begins of all that something speaks for: laws over any signal, for hours."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.coordinator.core.region import DIGEST, START, intent
+
+from shoal.coordinator.core.migration.budget import HOLD_S, REGION_MOST, RETURNS_S, Hold, allot
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Cause,
+    Done,
+    Entered,
+    Expected,
+    Migration,
+    Place,
+    Proposal,
+    Service,
+    Stage,
+)
+from shoal.coordinator.core.migration.triggers import Look
+from shoal.coordinator.core.migration.triggers.view import pending_key
+from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.core.workloads.model import Pending
+from shoal.types.codes import Code, Refusal
+from shoal.types.migration import MigrationRule
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+COOLDOWN_S = 300.0
+MOVE_S = 20.0
+LOOK_S = 5.0
+HOUR_S = 3600.0
+RULE = MigrationRule(unasked=True, cooldown_s=Seconds(COOLDOWN_S))
+
+
+class Plain:
+    """Workloads of one replica each on two nodes, moved by nothing but the budget. A move takes MOVE_S."""
+
+    def __init__(self, workloads: int = 1, rule: MigrationRule = RULE) -> None:
+        self.keys = [WorkloadKey("shop", f"w{number}") for number in range(workloads)]
+        self.intents = {key: replace(intent(key.name), migration=rule) for key in self.keys}
+        self.at = {key: Place(f"a-{key.name}-0", "edge-0", "cpu0", DIGEST, "fp32") for key in self.keys}
+        self.migrations: dict[str, Migration] = {}
+        self.pending: dict[str, Pending] = {}
+        self.now = 0.0
+
+    def look(self, *wanted: WorkloadKey, fails: bool = False, urgent: bool = False, cause: Cause = Cause.PRICE) -> None:
+        """One look at which these workloads' replicas would be better on their other node."""
+        now, wall = Elapsed(self.now), Wall(START + self.now)
+        self._go_on(fails=fails)
+        found = tuple(self._found(key, urgent=urgent, cause=cause) for key in wanted if not self._moves(key))
+        judged = frozenset(pending_key(self.at[key], "objective") for key in self.keys if not self._moves(key))
+        assigned = frozenset(place.assignment for place in self.at.values())
+
+        def asked() -> tuple[Migration, ...]:
+            allotted = allot(Look(found, judged), self.pending, assigned, self.migrations, self.intents, now, wall)
+            self.pending = dict(allotted.pending)
+            self.holds = [each.hold for each in allotted.held]
+            return tuple(migration for migration, _ in allotted.begun)
+
+        begun = asked()
+        self.migrations |= {each.id: each for each in begun}
+        assert not (begun and asked()), "asked again, it begins nothing more"
+        self.now += LOOK_S
+
+    def _found(self, key: WorkloadKey, *, urgent: bool, cause: Cause) -> tuple[str, Proposal]:
+        place = self.at[key]
+        other = "edge-1" if place.node == "edge-0" else "edge-0"
+        hoped = Expected(Service(), Service(), 0.5, Bytes(0), Seconds(1.0))
+        proposal = Proposal(key, place, Aim(other, "cpu0", DIGEST), cause, "cheaper", hoped, urgent=urgent)
+        return pending_key(place, "objective"), proposal
+
+    def _moves(self, key: WorkloadKey) -> bool:
+        return any(each.workload == key and not each.is_over for each in self.migrations.values())
+
+    def _go_on(self, *, fails: bool) -> None:
+        for name, each in self.migrations.items():
+            if each.is_over or START + self.now < each.story[0].at + MOVE_S:
+                continue
+            wall = Wall(START + self.now)
+            if fails:
+                state = Aborted(Refusal(Code.GUARD_TRIPPED), Elapsed(self.now))
+                self.migrations[name] = replace(each, state=state, story=(*each.story, Entered(Stage.ABORTED, wall)))
+                continue
+            target = replace(each.source, assignment=f"a-{name}", node=each.aim.node)
+            self.at[each.workload] = target
+            story = (*each.story, Entered(Stage.DONE, wall))
+            self.migrations[name] = replace(each, state=Done(Elapsed(self.now)), target=target, story=story)
+
+    @property
+    def moves(self) -> list[Migration]:
+        return sorted(self.migrations.values(), key=lambda each: each.story[0].at)
+
+
+@settings(max_examples=60, deadline=None)
+@given(signal=st.lists(st.tuples(st.booleans(), st.integers(1, 60)), min_size=1, max_size=40), fails=st.booleans())
+def test_moves_of_a_workload_are_apart_by_its_cooldown_whatever_the_signal_does(
+    signal: list[tuple[bool, int]], fails: bool
+) -> None:
+    plain = Plain()
+    (key,) = plain.keys
+    held = list[tuple[float, bool]]()
+    for holds, looks in signal:
+        for _ in range(looks):
+            held.append((plain.now, holds))
+            plain.look(*([key] if holds else []), fails=fails)
+    for before, after in pairwise(plain.moves):
+        assert after.story[0].at - before.story[-1].at >= COOLDOWN_S
+    for each in plain.moves:
+        began = each.story[0].at - START
+        assert all(holds for at, holds in held if began - HOLD_S <= at <= began), "it held for a while before"
+
+
+def test_a_signal_that_never_rests_moves_a_workload_to_and_fro_ever_less() -> None:
+    plain = Plain()
+    (key,) = plain.keys
+    while plain.now < 3 * HOUR_S:
+        plain.look(key)
+    ended = [each.story[-1].at for each in plain.moves]
+    waits = [after.story[0].at - before.story[-1].at for before, after in pairwise(plain.moves)]
+    for number, wait in enumerate(waits[:3]):
+        assert wait >= COOLDOWN_S * 2**number
+    assert max(sum(at < each <= at + RETURNS_S for each in ended) for at in ended) <= 5
+    assert min(waits[3:]) > HOUR_S / 4
+    assert len(waits) >= 4, "it is not held for ever"
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_so_many_of_a_region_move_at_once_and_the_others_have_their_turn(data: st.DataObject) -> None:
+    plain = Plain(workloads=9)
+    for _ in range(60):
+        plain.look(*data.draw(st.lists(st.sampled_from(plain.keys), unique=True)) or plain.keys)
+        assert sum(not each.is_over for each in plain.migrations.values()) <= REGION_MOST
+    plain = Plain(workloads=9)
+    for _ in range(40):
+        plain.look(*plain.keys)
+    assert {each.workload for each in plain.moves} == set(plain.keys)
+
+
+def test_what_has_a_deadline_waits_for_nothing_but_its_own_workload() -> None:
+    plain = Plain()
+    (key,) = plain.keys
+    plain.look(key, urgent=True)
+    assert len(plain.moves) == 1
+    for _ in range(5):
+        plain.look(key, urgent=True)
+    assert len(plain.moves) == 2, "the cooldown does not bind it"
+
+
+def test_what_holds_a_move_back_is_told_once() -> None:
+    plain = Plain()
+    (key,) = plain.keys
+    for _ in range(12):
+        plain.look(key)
+    assert plain.holds == [Hold.COOLDOWN]
+    assert [each.told for each in plain.pending.values()] == ["cooldown"]

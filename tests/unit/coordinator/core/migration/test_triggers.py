@@ -1,0 +1,225 @@
+"""Moves that nobody asked for: what speaks for them, what holds them back, and what they bring."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from unit.coordinator.core.region import Region, intent, node
+
+from shoal.coordinator.core.migration.model import Cause, Done, Migration
+from shoal.coordinator.core.placement.model import Slot
+from shoal.types.assignment import Served
+from shoal.types.device import EnergySource
+from shoal.types.migration import Against, MigrationRule, Window
+from shoal.types.units import Joules, Seconds, UsdPerHour, Watts
+from shoal.types.workload import Intent, Limits, Weights
+
+CHEAP = Weights(0.0, 1.0, 0.0)
+COOLDOWN_S = 60.0
+
+
+def rule(**more: Any) -> MigrationRule:
+    values: dict[str, Any] = {
+        "against": Against.NONE, "unasked": True, "cooldown_s": Seconds(COOLDOWN_S), "hold_s": Seconds(1.0),
+        "drain_s": Seconds(1.0),
+    }  # fmt: skip
+    return MigrationRule(**(values | more))
+
+
+def workload(**changes: Any) -> Intent:
+    values: dict[str, Any] = {"weights": CHEAP, "migration": rule()}
+    return intent(**(values | changes))
+
+
+def priced(first: float = 1.0, second: float = 2.0, **changes: Any) -> Region:
+    """Two nodes of these prices and one workload, which runs where it is cheap."""
+    region = Region(node("edge-1"), node("edge-2"))
+    price(region, first, second)
+    region.intents = (workload(**changes),)
+    region.run(10)
+    return region
+
+
+def price(region: Region, first: float, second: float) -> None:
+    region.costs = {Slot("edge-1", "cpu0"): UsdPerHour(first), Slot("edge-2", "cpu0"): UsdPerHour(second)}
+
+
+def where(region: Region) -> list[str]:
+    return sorted(at for at, draining in region.replicas().values() if not draining)
+
+
+def ended(region: Region) -> list[Migration]:
+    return sorted(
+        (each for each in region.migrations.values() if isinstance(each.state, Done)), key=lambda each: each.story[0].at
+    )
+
+
+def test_it_follows_the_price_after_a_while_and_says_why() -> None:
+    region = priced()
+    assert where(region) == ["edge-1"]
+    price(region, 3.0, 2.0)
+    region.run(8)
+    assert not region.migrations, "not held for long"
+    region.run(40)
+    (moved,) = ended(region)
+    assert (moved.cause, where(region)) == (Cause.PRICE, ["edge-2"])
+    assert moved.reason == "33% better: cost 2 USD/h for 3 USD/h"
+    assert moved.expected is not None
+    assert moved.expected.gain == pytest.approx(1 / 3)
+    region.run(40)
+    (moved,) = ended(region)
+    assert moved.came is not None
+    assert moved.came.gain == pytest.approx(1 / 3)
+    assert "MIGRATION_BROUGHT" in {event.code for event in region.events}
+
+
+def test_a_policy_that_does_not_say_when_moves_nothing() -> None:
+    region = priced(migration=rule(unasked=False))
+    price(region, 9.0, 2.0)
+    region.run(120)
+    assert not region.migrations
+
+
+def test_less_than_the_gain_asked_moves_nothing() -> None:
+    region = priced()
+    price(region, 2.1, 2.0)
+    region.run(120)
+    assert not region.migrations
+
+
+def test_a_price_that_returns_within_the_hold_speaks_for_nothing() -> None:
+    region = priced()
+    for _ in range(20):
+        price(region, 3.0, 2.0)
+        region.run(5)
+        price(region, 1.0, 2.0)
+        region.run(6)
+    assert not region.migrations
+
+
+def test_the_next_move_waits_for_the_cooldown_and_says_so() -> None:
+    region = priced()
+    price(region, 3.0, 2.0)
+    region.run(30)
+    (first,) = ended(region)
+    price(region, 1.0, 2.0)
+    region.run(20)
+    assert len(region.migrations) == 1
+    (message,) = [event.message for event in region.events if event.code == "MOVE_HELD"]
+    assert f"after {first.id}" in message
+    region.run(60)
+    assert where(region) == ["edge-1"]
+    assert ended(region)[1].reason.startswith(f"back where {first.id} (price) left: 50% better")
+
+
+def test_to_and_fro_waits_twice_as_long_each_time() -> None:
+    region = priced()
+    for turn in range(240):
+        price(region, *((3.0, 2.0) if turn % 2 == 0 else (1.0, 2.0)))
+        region.run(15, tick=1.0)
+    moves = ended(region)
+    began = [each.story[0].at for each in moves]
+    done = [each.story[-1].at for each in moves]
+    waits = [began[i + 1] - done[i] for i in range(len(moves) - 1)]
+    assert 4 <= len(moves) <= 20
+    for number, wait in enumerate(waits[:4]):
+        assert wait >= COOLDOWN_S * 2**number - 1.0, waits
+
+
+def test_an_operators_word_is_not_taken_back_by_what_was_known_when_it_was_given() -> None:
+    region = priced()
+    region.migrate("edge-2", hold_s=Seconds(1.0), drain_s=Seconds(1.0), against=Against.NONE)
+    region.run(300)
+    assert where(region) == ["edge-2"], "half the price was there to be had before"
+    price(region, 0.5, 2.0)
+    region.run(60)
+    assert where(region) == ["edge-1"], "a quarter was not"
+
+
+def test_a_window_holds_what_can_wait() -> None:
+    closed = Window(days=(0,), opens=0, closes=1, zone="UTC")
+    region = priced(migration=rule(windows=(closed,)))
+    price(region, 3.0, 2.0)
+    region.run(60)
+    assert not region.migrations
+    assert any("windows" in event.message for event in region.events if event.code == "MOVE_HELD")
+
+
+def test_a_cost_limit_that_is_passed_forces_it_away() -> None:
+    region = priced(weights=Weights(1.0, 0.0, 0.0), limits=Limits(cost=UsdPerHour(2.5)))
+    (start,) = where(region)
+    price(region, *((3.0, 2.0) if start == "edge-1" else (2.0, 3.0)))
+    region.run(60)
+    (moved,) = ended(region)
+    assert moved.cause is Cause.PRICE
+    assert "COST_OVER" in moved.reason
+    assert where(region) != [start]
+
+
+def served(p95: float, requests: int = 1000) -> tuple[Served, ...]:
+    return (
+        Served("eu-west", requests, 0, Seconds(p95 / 2), Seconds(p95), Joules(requests * 0.4), EnergySource.ESTIMATED),
+    )
+
+
+def test_a_measured_p95_above_the_bound_moves_it() -> None:
+    region = Region(node("edge-1"), node("edge-2"))
+    region.intents = (workload(weights=Weights(1.0, 0.0, 0.0), latency_p95_s=Seconds(0.06)),)
+    region.run(10)
+    (start,) = where(region)
+    region.agents[start].served = served(0.2)
+    region.run(60)
+    (moved,) = ended(region)
+    assert moved.cause is Cause.SLO
+    assert "SLO_UNREACHABLE" in moved.reason
+    assert where(region) != [start]
+    assert moved.expected is not None
+    assert moved.expected.before.latency_p95_s > 0.1
+
+
+def test_where_no_place_keeps_the_bound_it_stays_and_says_so() -> None:
+    region = Region(node("edge-1"))
+    region.intents = (workload(weights=Weights(1.0, 0.0, 0.0), latency_p95_s=Seconds(0.06)),)
+    region.run(10)
+    region.agents["edge-1"].served = served(0.2)
+    region.run(60)
+    assert not region.migrations
+    (told,) = [event.message for event in region.events if event.code == "MOVE_HELD"]
+    assert "no other place" in told
+
+
+def heated(region: Region, at: str, celsius: float, watts: float = 10.0, *, throttled: bool = False) -> None:
+    """What the sensors of a node say from now on."""
+    region.sensors[at] = lambda each: replace(each, temperature_c=celsius, power_w=Watts(watts), throttled=throttled)
+
+
+def test_it_leaves_a_hot_device_and_comes_back_once_it_is_cool() -> None:
+    region = priced()
+    heated(region, "edge-1", 95.0)
+    region.run(40)
+    (moved,) = ended(region)
+    assert (moved.cause, moved.reason) == (Cause.HEAT, "edge-1/cpu0 is at 95 C")
+    assert moved.expected is not None
+    assert moved.expected.gain == pytest.approx(-1.0)
+    region.run(200)
+    assert where(region) == ["edge-2"], "still hot"
+    heated(region, "edge-1", 50.0)
+    region.run(60)
+    assert where(region) == ["edge-1"]
+    assert ended(region)[1].cause is Cause.FAILBACK
+
+
+def test_a_node_that_draws_more_than_it_may_is_left() -> None:
+    region = priced(limits=Limits(node_power=Watts(30.0)))
+    heated(region, "edge-1", 40.0, watts=35.0)
+    region.run(40)
+    (moved,) = ended(region)
+    assert moved.cause is Cause.POWER
+    assert "35W" in moved.reason
+
+
+def test_nothing_moves_while_replicas_are_missing() -> None:
+    region = priced(replicas=3)
+    price(region, 3.0, 1.0)
+    region.run(60)
+    assert not region.migrations
