@@ -32,7 +32,7 @@ from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
 from shoal.coordinator.core.migration.advance import Advanced, advance, moving, view
 from shoal.coordinator.core.migration.budget import Held
-from shoal.coordinator.core.migration.model import Aborted
+from shoal.coordinator.core.migration.model import Aborted, Migration
 from shoal.coordinator.core.migration.triggers.view import LOOK_S
 from shoal.coordinator.core.migration.unmoved import unmoved
 from shoal.coordinator.core.placement.model import Inputs, Plan, Reservation, Signatures, Slot, WorkloadPlan
