@@ -46,6 +46,7 @@ class Plain:
         self.migrations: dict[str, Migration] = {}
         self.pending: dict[str, Pending] = {}
         self.now = 0.0
+        self.holds: list[Hold] = []
 
     def look(self, *wanted: WorkloadKey, fails: bool = False, urgent: bool = False, cause: Cause = Cause.PRICE) -> None:
         """One look at which these workloads' replicas would be better on their other node."""
