@@ -1,7 +1,7 @@
 #!/bin/sh
 # Debian packages that tests need: a C compiler and headers, for the library that stands between a program and its disk;
 # the MQTT broker, with its dynamic-security plugin (Debian's package holds both); what makes a network that can be cut;
-# etcd, behind which three coordinators keep their state.
+# etcd, behind which three coordinators keep their state; espeak-ng, which speaks for those who are listened to.
 set -eu
 missing=""
 command -v gcc >/dev/null || missing="$missing gcc"
@@ -9,6 +9,7 @@ command -v gcc >/dev/null || missing="$missing gcc"
 [ -x /usr/sbin/mosquitto ] || missing="$missing mosquitto"
 [ -x /usr/sbin/ip ] || [ -x /sbin/ip ] || missing="$missing iproute2"
 [ -x /usr/sbin/nft ] || missing="$missing nftables"
+[ -x /usr/bin/espeak-ng ] || missing="$missing espeak-ng"
 command -v etcd >/dev/null || missing="$missing etcd-server"
 [ -n "$missing" ] || exit 0
 echo "installing$missing"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.policies.cel import Expression
-from shoal.policies.kinds import Bound, Kind, Migration, Policy, Precision, Region, Tenant, Workload
+from shoal.policies.kinds import Bound, Kind, Migration, Policy, Precision, Region, StateTensors, Tenant, Workload
 from shoal.policies.parse import Mapping, Node, Position, Scalar, Sequence, key_of, place_of
 from shoal.policies.quantities import shown
 from shoal.types.codes import Code, Refusal
@@ -62,7 +62,6 @@ _HEAD: Final[Map[str, Live | Later]] = {
 _FEDERATION = Later("federation")
 _SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
 _MIGRATION = Later("migration")
-_STATE = Later("stateful sessions")
 _WINDOW = Live(_MOVES, note="when moves that nobody asked for may begin", reads="windows")
 _TOLERANCE = Live(_MOVES, (Code.VERIFY_FAILED,), note="of a move's outputs", reads="tolerances")
 
@@ -98,8 +97,13 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
             reads="capture",
         ),
         "spec.capture.max": Live("shoal.agent.dataplane.witness", note="64 where it is not given", reads="capture"),
-        "spec.session": Live(_RESOLVE, only=("stateless",)),
-        "spec.session.state": _STATE,
+        "spec.session": Live(_RESOLVE, note="each request by itself, where it is not given"),
+        "spec.session.state": Live(
+            "shoal.agent.dataplane.sessions",
+            (Code.SESSION_INVALID, Code.SESSION_LOST, Code.LEASE_ENDED, Code.HANDOVER_FAILED),
+            note="the input that takes state: the output that gives it",
+            reads="session",
+        ),
         "spec.isolation": Live(
             _PLACEMENT, note="shared: with others of its tenant on the device", reads="shared_worker"
         ),
@@ -620,6 +624,15 @@ def _workload(workload: Workload) -> Rule:
                 "fetch it, and name the file here",
             ),
         )
+    if isinstance(spec.session, StateTensors):
+        outputs = list(spec.session.state.values())
+        again = next((name for index, name in enumerate(outputs) if name in outputs[:index]), "")
+        if again:
+            yield (
+                ("spec", "session", "state"),
+                Refusal(Code.SESSION_INVALID, f"output {again!r:.80} for two inputs",
+                        "an output of its own for each input that takes state", "name the pairs that the model has"),
+            )  # fmt: skip
     for index, traffic in enumerate(spec.traffic):
         path = ("spec", "traffic", index)
         if not traffic.rate:
@@ -675,6 +688,17 @@ def check_pair(workload: Workload, policy: Policy) -> Rule:
                 f"policy {policy.metadata.name} verifies with samples, and there are none",
                 "spec.model.samples",
                 "name an .npz file there, or verify with inputs: generated",
+            ),
+        )
+    federation = policy.spec.federation
+    if isinstance(workload.spec.session, StateTensors) and federation is not None and federation.delegate != "never":
+        yield (
+            ("spec", "session"),
+            Refusal(
+                Code.NOT_SUPPORTED_YET,
+                f"state, and policy {policy.metadata.name} may have another region run it",
+                "sessions that stay in one region",
+                "write federation: {delegate: never}, or use a policy of its own",
             ),
         )
     allowed = policy.spec.require.precision.allow if policy.spec.require.precision else None

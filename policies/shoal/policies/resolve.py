@@ -79,6 +79,7 @@ def resolve(
         delegation=_delegation(spec.federation),
         migration=replace(_migration(spec), pack=pack),
         capture=_capture(workload.spec.capture),
+        session=dict(workload.spec.session.state) if isinstance(workload.spec.session, kinds.StateTensors) else {},
     )
 
 

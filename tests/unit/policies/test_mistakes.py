@@ -238,7 +238,7 @@ MISTAKES = [
     ),
     ("batching", workload("  batching: {max: §16}\n"), Code.NOT_SUPPORTED_YET, "write 1"),
     ("no consent", workload("  capture: {consent: false, max: §16}\n"), Code.FIELD_WITHOUT_EFFECT, "consent: true"),
-    ("session", workload("  session: {§state: {h: hn}}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("state twice", workload("  session: {state: §{h: hn, c: hn}}\n"), Code.SESSION_INVALID, "name the pairs"),
     (
         "source to fetch",
         "apiVersion: shoal/v1\nkind: Workload\nmetadata: {name: w}\n"

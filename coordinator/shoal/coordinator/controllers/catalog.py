@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from shoal.coordinator.controllers.publishers import Judged, Newest, declared, judge, signatures, went_back
+from shoal.coordinator.core.graph.state import misfits
 from shoal.coordinator.core.placement.model import DocumentRef, Publisher, RegionFacts, Signatures
 from shoal.coordinator.core.signals.model import Rule, Signal, SignalName
 from shoal.policies import (
@@ -29,7 +30,7 @@ from shoal.policies import (
     resolve,
     trades,
 )
-from shoal.policies.kinds import CarbonFeed, PriceFeed
+from shoal.policies.kinds import CarbonFeed, PriceFeed, StateTensors
 from shoal.types.agreement import GUESTS
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import PackRef
@@ -295,6 +296,7 @@ def propose(
         before = documents.get(key)
         pinned, missing = _pin(catalog, document, digests, region, before)
         problems += missing
+        problems += _stateless(catalog, document, pinned)
         after = StoredDocument(*key, canonical_text(document.value), 1, wall, actor, pinned)
         if before is None:
             changes.append(DocumentChange("+", *key, tuple(_lines(after))))
@@ -391,6 +393,15 @@ def _referring(catalog: Catalog, document: Document) -> Iterator[Problem]:
             "write the outputs into the .npz beside the inputs, or verify against: source",
         )
         yield document.problem(("spec", "model"), refusal)
+
+
+def _stateless(catalog: Catalog, document: Document, pinned: Mapping[str, str]) -> Iterator[Problem]:
+    """State that its models do not take or give."""
+    workload = document.value
+    if isinstance(workload, Workload) and isinstance(workload.spec.session, StateTensors):
+        for source, digest in pinned.items():
+            for name, refusal in misfits(catalog.models[digest].profile, workload.spec.session.state, source):
+                yield document.problem(("spec", "session", "state", name), refusal)
 
 
 def _rollbacks(catalog: Catalog, region: str, digest: str) -> Iterator[Refusal]:

@@ -36,7 +36,15 @@ from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
 from shoal.coordinator.core.workloads.trouble import broken
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Against, InputsFrom, MigrationRule, Verification, Verifier
+from shoal.types.migration import (
+    Against,
+    Giver,
+    Handover,
+    InputsFrom,
+    MigrationRule,
+    Verification,
+    Verifier,
+)
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -186,6 +194,7 @@ class _Scene:
             lost=state.liveness is Liveness.LOST or state.revoked or state.device(place.device) is None,
             seen=state.liveness is Liveness.READY and state.reported,
             observed=state.observed.get(place.assignment),
+            stateful=assignment is not None and bool(assignment.session),
         )
 
 
@@ -222,12 +231,19 @@ def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
 def _told(
     decision: Decision, migrations: Migrations, rules: Mapping[WorkloadKey, MigrationRule], fleet: Fleet, limits: Limits
 ) -> Mapping[str, Content]:  # fmt: skip
-    """With what a new replica has to show, as long as it has to, and whom an old one may then answer.
+    """With what a new replica has to show, as long as it has to, and whom an old one may then answer; and where the
+    sessions of either go.
 
     One that is taken back has to show it until it drains: without, its node would let it serve as it is."""
     desired, memory = decision.desired, decision.memory
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
+    hands, takes = dict[str, Handover](), dict[str, Giver]()
     for migration in migrations.values():
+        for giver, taker in _handing(migration):
+            state = fleet.nodes.get(taker.node)
+            if state is not None:
+                hands[giver.assignment] = Handover(migration.id, taker.assignment, taker.node, state.node.grpc_address)
+                takes[taker.assignment] = Giver(migration.id, giver.node)
         if isinstance(migration.state, Preparing | RollingBack) and migration.target is not None:
             shows[migration.target.assignment] = _verification(migration, fleet, limits)
         if isinstance(migration.state, Preparing) and migration.target is not None:
@@ -236,9 +252,11 @@ def _told(
     def told(one: Assignment) -> Assignment:
         verifiers = (answers[one.id],) if one.id in answers else ()
         show = shows.get(one.id) or _by_itself(one, rules.get(one.workload), memory, limits)
-        if (one.verification, one.verifiers) == (show, verifiers):
+        handover = hands.get(one.id) if one.session else None
+        givers = (takes[one.id],) if one.session and one.id in takes else ()
+        if (one.verification, one.verifiers, one.handover, one.givers) == (show, verifiers, handover, givers):
             return one
-        return replace(one, verification=show, verifiers=verifiers)
+        return replace(one, verification=show, verifiers=verifiers, handover=handover, givers=givers)
 
     return {
         node: replace(content, assignments=tuple(map(told, content.assignments))) for node, content in desired.items()
@@ -273,6 +291,16 @@ def _asked_of(name: str, rule: MigrationRule, before: str, after: str, limits: L
         pack=pack.digest if pack is not None else "",
         pack_bytes=pack.size_bytes if pack is not None else Bytes(0),
     )
+
+
+def _handing(migration: Migration) -> tuple[tuple[Place, Place], ...]:
+    """Which of its replicas hands its sessions to which now: once new ones all begin at the other."""
+    source, target, state = migration.source, migration.target, migration.state
+    if target is None:
+        return ()
+    if isinstance(state, Shifting) and migration.rule.steps[state.step] >= 1.0:
+        return ((source, target),)
+    return ((target, source),) if isinstance(state, RollingBack) and state.handing else ()
 
 
 def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verification:

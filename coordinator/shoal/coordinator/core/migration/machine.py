@@ -85,6 +85,11 @@ def step(migration: Migration, seen: Seen, now: Elapsed, wall: Wall, limits: Lim
                 done = Done(now, figures_of(seen.target.observed))
                 return _enter(migration, done, wall, "the old replica's node has not let go of it yet")
             return migration, ()
+        case RollingBack(handing=True) as state:
+            handed = not seen.target.has_sessions and now >= state.since + limits.settle_s
+            if handed or _target_gone(migration, seen) is not None or now >= state.since + limits.hand_s:
+                return replace(migration, state=replace(state, handing=False)), ()
+            return migration, ()
         case RollingBack(refusal=refusal, until=until):
             if not seen.target.assigned or now >= until:
                 return _enter(migration, Aborted(refusal, now), wall, str(refusal))
@@ -138,7 +143,9 @@ def _shifting(
     observed = seen.target.observed
     if now >= state.until:
         found = f"shifting, step {state.step + 1}, for {now - state.since:.0f} s{_last_said(observed)}"
-        return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
+        kept = seen.source.observed.sessions if state.stateful and seen.source.observed is not None else 0
+        code, found = (Code.HANDOVER_FAILED, f"{kept} sessions left, {found}") if kept else (Code.MOVE_TIMEOUT, found)
+        return _back(migration, Refusal(code, found), now, wall, limits)
     shown = _verdict(migration, observed)
     if (refusal := _target_gone(migration, seen) or seen.unwanted or _failed(migration, shown)) is not None:
         return _back(migration, refusal, now, wall, limits)
@@ -163,6 +170,8 @@ def _shifting(
     read = replace(migration, readings=(*migration.readings, reading))
     if state.step + 1 < len(migration.rule.steps):
         return _shift(read, state.step + 1, seen, now, wall, limits)
+    if state.stateful and seen.source.has_sessions:
+        return migration, ()
     return _drain(read, now, wall, limits)
 
 
@@ -179,16 +188,18 @@ def _enter(migration: Migration, state: State, wall: Wall, note: str = "") -> St
 def _back(migration: Migration, refusal: Refusal, now: Elapsed, wall: Wall, limits: Limits) -> Stepped:
     if migration.target is None:
         return _enter(migration, Aborted(refusal, now), wall, str(refusal))
-    until = Elapsed(now + migration.rule.drain_s + limits.rollback_s)
-    return _enter(migration, RollingBack(refusal, now, until), wall, str(refusal))
+    handing = isinstance(migration.state, Shifting) and migration.state.stateful
+    until = Elapsed(now + migration.rule.drain_s + limits.rollback_s + (limits.hand_s if handing else 0.0))
+    return _enter(migration, RollingBack(refusal, now, until, handing), wall, str(refusal))
 
 
 def _shift(migration: Migration, index: int, seen: Seen, now: Elapsed, wall: Wall, limits: Limits) -> Stepped:
     due = Elapsed(now + max(migration.rule.hold_s, limits.settle_s))
-    until = Elapsed(due + 2 * limits.report_s)
+    stateful = seen.source.stateful
+    until = Elapsed(due + 2 * limits.report_s + (limits.hand_s if stateful else 0.0))
     source, target = figures_of(seen.source.observed), figures_of(seen.target.observed)
     share = migration.rule.steps[index]
-    return _enter(migration, Shifting(index, source, target, now, due, until), wall, f"{share:.0%}")
+    return _enter(migration, Shifting(index, source, target, now, due, until, stateful), wall, f"{share:.0%}")
 
 
 def _drain(migration: Migration, now: Elapsed, wall: Wall, limits: Limits, note: str = "") -> Stepped:

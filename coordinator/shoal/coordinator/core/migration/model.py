@@ -182,7 +182,8 @@ class Preparing:
 @dataclass(frozen=True, slots=True)
 class Shifting:
     """The new replica takes `rule.steps[step]` of the old one's requests. source, target: figures as the step began.
-    due: then the guard judges."""
+    due: then the guard judges. stateful:
+    at the last step the old one hands its sessions over, and goes when it has none."""
 
     step: int
     source: Figures
@@ -190,6 +191,7 @@ class Shifting:
     since: Elapsed
     due: Elapsed
     until: Elapsed
+    stateful: bool = False
     kind: Literal["shifting"] = "shifting"
 
 
@@ -204,11 +206,13 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class RollingBack:
-    """The old replica has all requests again, the new one goes."""
+    """The old replica has all requests again, the new one goes. handing: not before the sessions that it has, of a
+    stateful workload, are back with the old one."""
 
     refusal: Refusal
     since: Elapsed
     until: Elapsed
+    handing: bool = False
     kind: Literal["rolling-back"] = "rolling-back"
 
 
@@ -306,12 +310,18 @@ class Migration:
 @dataclass(frozen=True, slots=True)
 class Sight:
     """One of the two replicas now. assigned: it is in a desired set. lost: its node, device or place is gone for good.
-    seen: what its node says counts now. observed: as its node says, None where it has not."""
+    seen: what its node says counts now. observed: as its node says, None where it has not. stateful: its
+    requests are steps of sessions."""
 
     assigned: bool = False
     lost: bool = False
     seen: bool = False
     observed: Observed | None = None
+    stateful: bool = False
+
+    @property
+    def has_sessions(self) -> bool:
+        return self.observed is None or not self.seen or self.observed.sessions > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +350,7 @@ class Told:
 class Limits:
     """Seconds that a migration may stay in each state, where its rule does not say. settle_s: what routes take to reach
     every front. report_s: how much later than due a node's word may come. sample_s: more of `verify_s` for each sample
-    beyond the usual ones."""
+    beyond the usual ones. hand_s: for all sessions of a replica to go to the other."""
 
     planned_s: Seconds = Seconds(600.0)
     reserved_s: Seconds = Seconds(30.0)
@@ -351,6 +361,7 @@ class Limits:
     settle_s: Seconds = Seconds(2.0)
     report_s: Seconds = Seconds(15.0)
     sample_s: Seconds = Seconds(1.0)
+    hand_s: Seconds = Seconds(60.0)
 
     def verify_within(self, samples: int) -> Seconds:
         """What comparing so many inputs may take."""

@@ -47,8 +47,10 @@ def move_of(migration: Migration) -> Move | None:
             return Move(
                 migration.id, migration.workload, source, goes, target, share=1.0, leaves=source, drain_s=drain_s
             )
-        case RollingBack(refusal=refusal):
-            return Move(migration.id, migration.workload, source, refusal, target, leaves=target, drain_s=drain_s)
+        case RollingBack(refusal=refusal, handing=handing):
+            return Move(
+                migration.id, migration.workload, source, refusal, target, leaves=target, drain_s=drain_s, stays=handing
+            )
         case Done() | Aborted():
             return None
 

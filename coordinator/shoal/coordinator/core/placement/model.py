@@ -120,7 +120,8 @@ class Aim:
 class Move:
     """What a live migration wants of the region now. source, target: assignments; target is empty until it has a place
     (then `aim` counts). share: of the source's requests that the target takes. leaves: which of the two is to go now,
-    empty: none; drain_s: what it has to finish in. why: said of the one that does not count as a replica any more."""
+    empty: none; drain_s: what it has to finish in. why: said of the one that does not count as a replica any more.
+    stays: what leaves does not drain yet, it has sessions to hand over."""
 
     migration: str
     workload: WorkloadKey
@@ -131,6 +132,7 @@ class Move:
     share: float = 0.0
     leaves: str = ""
     drain_s: Seconds = DRAIN_S
+    stays: bool = False
 
     @property
     def uncounted(self) -> str:
@@ -251,8 +253,8 @@ class Target:
 
     signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
     that its declared traffic takes. standby: it takes requests when no other replica does. moves: the migration that
-    waited for this place; empty for any other. capture: requests that its node may keep, with consent. staged: it
-    stands by as bytes on disk; its room is kept, so that it can be loaded.
+    waited for this place; empty for any other. capture: requests that its node may keep, with consent. session: as
+    the Intent has it. staged: it stands by as bytes on disk; its room is kept, so that it can be loaded.
     """
 
     workload: WorkloadKey
@@ -274,6 +276,7 @@ class Target:
     standby: bool = False
     moves: str = ""
     capture: int = 0
+    session: Mapping[str, str] = field(default_factory=dict)
     staged: bool = False
 
 

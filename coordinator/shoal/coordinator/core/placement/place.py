@@ -172,6 +172,7 @@ def _target(solver: Solver, pick: Pick, replicas: int, *, standby: bool = False)
         staged=standby and intent.require.standby is Standby.STAGED,
         moves=pick.moves.migration if pick.moves is not None else "",
         capture=intent.capture,
+        session=intent.session,
     )
 
 

@@ -54,6 +54,7 @@ class Table:
     pending_code: str
     pending_reason: str
     through: tuple[Endpoint, ...] = ()
+    stateful: bool = False
 
 
 @dataclass(frozen=True, slots=True)

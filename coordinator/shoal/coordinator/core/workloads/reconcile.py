@@ -100,6 +100,7 @@ class _Step:
         self.events = list[Happened]()
         self.targets = {target.keeps: target for plan in plans.values() for target in plan.targets if target.keeps}
         self.captures = {target.workload: target.capture for plan in plans.values() for target in plan.targets}
+        self.sessions = {target.workload: target.session for plan in plans.values() for target in plan.targets}
         """A consent that was taken back counts at once, also for what only leaves."""
         self.served = {key: self._in_service(plan, standby=False) for key, plan in plans.items()}
         self.relieved = {key: self._in_service(plan, standby=True) for key, plan in plans.items()}
@@ -118,7 +119,8 @@ class _Step:
             if after.draining and not assignment.draining:
                 self.marks[assignment.id] = replace(self.marks[assignment.id], stage=Stage.DRAINING, since=self.now)
                 self._say("DRAINING", node, assignment, "")
-            after = replace(after, capture=self.captures.get(after.workload, 0))
+            session = self.sessions.get(after.workload, after.session)
+            after = replace(after, capture=self.captures.get(after.workload, 0), session=session)
             kept.append(after)
             self._wait(node, after, state, observed)
         return tuple(kept)
@@ -147,6 +149,7 @@ class _Step:
             standby=target.standby,
             staged=target.staged,
             capture=target.capture,
+            session=target.session,
         )
         self.marks[name] = Mark(Stage.STARTING, self.now, target.terms)
         role = ", to stand by" if target.standby else ""
@@ -224,7 +227,7 @@ class _Step:
         if idle and not silent and given_up is not None and given_up.code is Code.POISONED:
             return None  # it runs nowhere any more, and would only crash again when its node starts anew
         if move is not None:
-            if move.leaves != assignment.id:
+            if move.leaves != assignment.id or move.stays:
                 return assignment
             gone = idle or self._never_served(assignment) or (silent and move.leaves == move.target)
             return None if lost or gone else assignment if silent else replace(assignment, draining=True)

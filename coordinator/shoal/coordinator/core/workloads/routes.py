@@ -29,7 +29,7 @@ def tables(
     those who send requests to it can see whether it answers. The gateways of the region to which a workload is
     `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
     One that stands by is listed as such. shares: by assignment, of those that move: what each takes of one replica's
-    requests; where that is none it is not listed.
+    requests; where that is none it is not listed, unless it may have sessions: those are still asked for there.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     own = _gateways(fleet) if delegated else []
@@ -38,7 +38,8 @@ def tables(
         for assignment in sorted(desired[node], key=lambda each: each.id):
             known = before.get(str(assignment.workload))
             share = shares.get(assignment.id, 1.0)
-            if share > 0 and state is not None and _serves(state, assignment, known):
+            listed = share > 0 or bool(assignment.session)
+            if listed and state is not None and _serves(state, assignment, known):
                 endpoint = Endpoint(
                     assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, share, _state_of(assignment)
                 )
@@ -54,7 +55,8 @@ def tables(
         code, reason = (
             ("", "") if found else _pending(each.workload, each.refusal.code if each.refusal else None, desired)
         )
-        table = Table(old.generation if old is not None else 1, found, code, reason, through)
+        stateful = any(one.session for held in desired.values() for one in held if one.workload == each.workload)
+        table = Table(old.generation if old is not None else 1, found, code, reason, through, stateful)
         after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
     return after
 
@@ -133,7 +135,7 @@ def _as_taken(node: str, leads_out: bool, table: Table, key: WorkloadKey, own: S
     )
     if not endpoints and table.endpoints:
         return Route(key, table.generation, (), Code.MODEL_NOT_READY, "another region has it, and no gateway is ready")
-    return Route(key, table.generation, endpoints, table.pending_code, table.pending_reason)
+    return Route(key, table.generation, endpoints, table.pending_code, table.pending_reason, table.stateful)
 
 
 def _abroad(away: Delegated) -> tuple[Endpoint, ...]:
