@@ -14,11 +14,12 @@ from types import FunctionType
 
 from shoal.agent import supervisor
 from shoal.agent.core import assignment, backoff, session
-from shoal.coordinator.controllers import bids, finish, fleet, trades, workloads
+from shoal.coordinator.controllers import bids, finish, fleet, migrations, moving, trades, workloads
+from shoal.coordinator.core.migration import machine, moves
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.placement import solve
 from shoal.coordinator.core.workloads import reconcile, trouble
-from shoal.simulator import negotiation, storage
+from shoal.simulator import matrix, negotiation, storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,5 +206,85 @@ MUTATIONS = (
             ),
         ),
         negotiation.NAME,
+    ),
+    Mutation(
+        "mover-sends-before-persisting",
+        "persist after acting (in the mover)",
+        workloads.WorkloadsController._step,
+        (
+            (
+                "    if changed or gone",
+                "    for node in changed if advanced.changed else ():\n"
+                "        await self._links.send(node, changed[node])\n    if changed or gone",
+            ),
+        ),
+        matrix.NAME,
+    ),
+    Mutation(
+        "move-not-stored-with-its-step",
+        "persist after acting (in the mover)",
+        workloads.WorkloadsController._step,
+        (("**written.puts}", "}"),),
+        matrix.NAME,
+    ),
+    Mutation(
+        "source-goes-while-target-loads",
+        "old replica removed on target `loading`",
+        moves.move_of,
+        (
+            (
+                "    return Move(migration.id, migration.workload, source, goes, target)\n",
+                "    return Move(migration.id, migration.workload, source, goes, target, leaves=source)\n",
+            ),
+        ),
+        matrix.NAME,
+    ),
+    Mutation(
+        "verification-skipped-after-a-restart",
+        "verification skipped after a restart",
+        migrations.StoredMigration.restored,
+        (
+            (
+                "state=_moved(self.migration.state, now - self.at))",
+                "state=_moved(self.migration.state, now - self.at), "
+                "rule=replace(self.migration.rule, against=type(self.migration.rule.against)('none')))",
+            ),
+        ),
+        matrix.NAME,
+    ),
+    Mutation(
+        "verdict-taken-for-granted",
+        "shifts without a verdict",
+        machine._preparing,
+        (("(migration.verdict is not None or migration.rule.against is Against.NONE)", "True"),),
+        matrix.NAME,
+    ),
+    Mutation(
+        "weight-moved-before-its-step",
+        "weight moved before persist",
+        moves.move_of,
+        (("share=migration.rule.steps[step]", "share=migration.rule.steps[-1]"),),
+        matrix.NAME,
+    ),
+    Mutation(
+        "move-drains-by-closing",
+        "drain that closes first (in the mover)",
+        reconcile._Step._after,
+        (("gone = idle or self._never_served(assignment)", "gone = True or self._never_served(assignment)"),),
+        matrix.NAME,
+    ),
+    Mutation(
+        "way-back-takes-the-source",
+        "rollback removes the replica that serves",
+        moves.move_of,
+        (("refusal, target, leaves=target", "refusal, target, leaves=source"),),
+        matrix.NAME,
+    ),
+    Mutation(
+        "a-replica-moves-twice",
+        "two moves of one replica, when the first one's answer was lost",
+        moving.MovingController._movable,
+        (("if each[1].id not in bound]", "]"),),
+        matrix.NAME,
     ),
 )

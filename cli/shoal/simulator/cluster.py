@@ -8,13 +8,15 @@ from shoal.agent.supervisor import Settings, Supervisor
 from shoal.coordinator.controllers.region import Region, RegionConfig
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.placement.model import WorkloadPlan
+from shoal.coordinator.ports import Transaction
 from shoal.simulator.broker import Broker, BrokerLink, BrokerLinks
 from shoal.simulator.disk import Disk
 from shoal.simulator.judge import TWIN
 from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Workers
+from shoal.simulator.moves import moves_in, told
 from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
 from shoal.simulator.operators import Operators
-from shoal.simulator.storage import Cache, Journal, Models, Store, Watched, format_store, unwatched
+from shoal.simulator.storage import Cache, Journal, Models, Moment, Store, Watched, format_store, unwatched
 from shoal.simulator.watch import Watch
 from shoal.simulator.world import Clock, Process, World
 from shoal.types.codes import Code
@@ -109,7 +111,7 @@ class Cluster:
             process.fuse = steps
 
     async def _run_coordinator(self, process: Process) -> None:
-        self.store = store = Store(self.world, process, self.disk, lambda *seen: self.on_commit(*seen))
+        self.store = store = Store(self.world, process, self.disk, self._commits)
         links = AgentLinks(process, self.network) if self.broker is None else BrokerLinks(process, self.broker)
         region = Region(
             store,
@@ -129,6 +131,12 @@ class Cluster:
             links.serve(region.fleet)
         self.world.record("coordinator.serving")
         await region.run()
+
+    def _commits(self, moment: Moment, transaction: Transaction) -> None:
+        if moment is Moment.AFTER:
+            for migration in moves_in(transaction):
+                self.world.record("move.step", **told(migration))
+        self.on_commit(moment, transaction)
 
     def _coordinator_died(self) -> None:
         self.region = None

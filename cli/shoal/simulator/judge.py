@@ -259,6 +259,59 @@ class Verified:
         return None
 
 
+class Moves:
+    """A live move goes on or back, never anew; its new replica shifts only when it has passed, and no front gives it
+    more than the written step allows while the old one serves."""
+
+    ORDER = (
+        "planned", "reserved", "staging", "warming", "verifying", "shifting 1", "shifting 2", "draining", "done",
+        "rolling_back", "aborted",
+    )  # fmt: skip
+    ENDS = ("done", "aborted")
+
+    def __init__(self) -> None:
+        self._steps: dict[str, str] = {}
+        self._passed: set[str] = set()
+        self._share: dict[str, float] = {}
+        """What each new replica may take of its move's requests, at most."""
+        self._sources: dict[str, str] = {}
+        """new replica -> the old one, of moves that are not over."""
+
+    def take(self, event: Happened) -> str | None:
+        facts = event.facts
+        match event.kind:
+            case "move.step":
+                return self._stepped(facts)
+            case "verified" if facts["passed"]:
+                self._passed.add(facts["migration"])
+            case "front.configured":
+                for _, _, endpoints in facts["routes"]:
+                    weights = {assignment: weight for assignment, _, _, weight in endpoints}
+                    for target, source in self._sources.items():
+                        new, old = weights.get(target, 0), weights.get(source, 0)
+                        if old > 0 and new > (self._share[target] + 0.01) * (old + new):
+                            return f"{facts['node']} gives {target} {new} of {old + new}, too much for now"
+        return None
+
+    def _stepped(self, facts: Mapping[str, Any]) -> str | None:
+        name, step, target = facts["migration"], facts["step"], facts["target"]
+        before = self._steps.get(name, "planned")
+        self._steps[name] = step
+        if before in self.ENDS and step != before:
+            return f"{name} is {step} after it was {before}"
+        if self.ORDER.index(step) < self.ORDER.index(before):
+            return f"{name} went back from {before} to {step}"
+        if step == "shifting 1" and facts["verifies"] and name not in self._passed:
+            return f"{name} shifts, and {target} was not verified"
+        if target:
+            share = 1.0 if step == "draining" else facts["share"]
+            self._share[target] = max(share, self._share.get(target, 0.0))
+            self._sources[target] = facts["source"]
+        if step in self.ENDS:
+            self._sources.pop(target, None)
+        return None
+
+
 class Poison:
     """After three crashes of its own at load, wherever they were, a model is started on no other node."""
 
@@ -402,6 +455,7 @@ def rules() -> tuple[Rule, ...]:
         OneTruth(),
         Replicas(),
         Verified(),
+        Moves(),
         Poison(),
         NoHerd(),
         Operators(),

@@ -525,7 +525,7 @@ class Front:
                 (
                     str(route.workload),
                     route.generation,
-                    tuple((each.assignment, each.node, str(each.state)) for each in route.endpoints),
+                    tuple((each.assignment, each.node, str(each.state), each.weight) for each in route.endpoints),
                 )
                 for route in routes
             ),

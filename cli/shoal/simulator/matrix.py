@@ -15,15 +15,15 @@ from typing import Final
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.catalog import DOCUMENTS, DocumentKey
-from shoal.coordinator.controllers.migrations import MIGRATIONS, StoredMigration
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.controllers.workloads import DESIRED
-from shoal.coordinator.core.migration.model import Migration, Shifting, Stage
+from shoal.coordinator.core.migration.model import Migration, Stage
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Transaction
 from shoal.simulator.chance import Chance
 from shoal.simulator.cluster import GIB, Spec
 from shoal.simulator.machine import Behaviour, Machine, chip
+from shoal.simulator.moves import moves_in, step_of
 from shoal.simulator.operators import WHO, Act
 from shoal.simulator.scenario import CONVERGE_S, START_S, STEADY_S, Outcome, digest, perform, profile
 from shoal.simulator.scenario import Stage as Run
@@ -274,7 +274,7 @@ class _Story:
             case "power":
                 self.cluster.cut_power(machine)
                 if self.draw.gone_s < PATIENCE_S:
-                    self.world.later(self.draw.gone_s, lambda: self.cluster.restore_power(machine))
+                    self.world.later(self.draw.gone_s, lambda: self._come_back(machine))
             case "supervisor":
                 self.cluster.kill_agent(machine)
             case "front":
@@ -282,6 +282,10 @@ class _Story:
             case _:
                 for name in sorted(machine.workers):
                     machine.kill_worker(name, own_fault=False, why="killed from outside")
+
+    def _come_back(self, machine: Machine) -> None:
+        if machine.name not in self.cluster.buried:
+            self.cluster.restore_power(machine)
 
     def may_fail_nothing(self) -> bool:
         """Whether somebody else can answer whatever the victim was asked."""
@@ -378,13 +382,11 @@ class _Moving(_Story):
 
     def steps(self, moment: Moment, transaction: Transaction) -> tuple[str, ...]:
         found = []
-        for key, value in sorted(transaction.puts.items()):
-            if key.startswith(MIGRATIONS):
-                migration = records.load(StoredMigration, value).migration
-                if not self.is_written or self.migration is None or migration.id == self.migration.id:
-                    self.migration = migration
-                    self.is_written |= moment is Moment.AFTER
-                    found.append(_step_of(migration))
+        for migration in moves_in(transaction):
+            if not self.is_written or self.migration is None or migration.id == self.migration.id:
+                self.migration = migration
+                self.is_written |= moment is Moment.AFTER
+                found.append(step_of(migration))
         return tuple(found)
 
     def reached(self, step: str) -> None:
@@ -490,14 +492,6 @@ async def _delete(region: Region) -> None:
     key = DocumentKey("Workload", f"{TEXT.tenant}/{TEXT.name}")
     if key in region.workloads.catalog.documents:
         await region.workloads.delete(key, WHO)
-
-
-def _step_of(migration: Migration) -> str:
-    match migration.state:
-        case Shifting(step=step):
-            return f"shifting {step + 1}"
-        case _:
-            return str(migration.stage)
 
 
 def _documents(model: str, replicas: int, *, standby: bool) -> str:
