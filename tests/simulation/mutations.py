@@ -15,7 +15,7 @@ from types import FunctionType
 from shoal.agent import supervisor
 from shoal.agent.core import assignment, backoff, session
 from shoal.coordinator.controllers import bids, finish, fleet, migrations, moving, trades, workloads
-from shoal.coordinator.core.migration import machine, moves
+from shoal.coordinator.core.migration import moves
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.placement import solve
 from shoal.coordinator.core.workloads import reconcile, trouble
@@ -253,24 +253,23 @@ MUTATIONS = (
         matrix.NAME,
     ),
     Mutation(
-        "verdict-taken-for-granted",
-        "shifts without a verdict",
-        machine._preparing,
-        (("(migration.verdict is not None or migration.rule.against is Against.NONE)", "True"),),
-        matrix.NAME,
-    ),
-    Mutation(
         "weight-moved-before-its-step",
         "weight moved before persist",
         moves.move_of,
-        (("share=migration.rule.steps[step]", "share=migration.rule.steps[-1]"),),
+        (("share=migration.rule.steps[step]", "share=min(1.0, 2 * migration.rule.steps[step])"),),
         matrix.NAME,
     ),
     Mutation(
         "move-drains-by-closing",
         "drain that closes first (in the mover)",
-        reconcile._Step._after,
-        (("gone = idle or self._never_served(assignment)", "gone = True or self._never_served(assignment)"),),
+        assignment._drain,
+        (
+            (
+                "return Draining(state.asked, state.record, now, state.service, not_before, until), "
+                "(AwaitIdle(), WakeAt(until))",
+                "return Gone(state.asked, state.record, now), (StopWorker(),)",
+            ),
+        ),
         matrix.NAME,
     ),
     Mutation(

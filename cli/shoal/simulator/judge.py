@@ -271,6 +271,8 @@ class Moves:
 
     def __init__(self) -> None:
         self._steps: dict[str, str] = {}
+        self._verifies: dict[str, bool] = {}
+        """Whether it was to, when it began."""
         self._passed: set[str] = set()
         self._share: dict[str, float] = {}
         """What each new replica may take of its move's requests, at most."""
@@ -289,19 +291,20 @@ class Moves:
                     weights = {assignment: weight for assignment, _, _, weight in endpoints}
                     for target, source in self._sources.items():
                         new, old = weights.get(target, 0), weights.get(source, 0)
-                        if old > 0 and new > (self._share[target] + 0.01) * (old + new):
+                        if source in weights and new > (self._share[target] + 0.01) * (old + new):
                             return f"{facts['node']} gives {target} {new} of {old + new}, too much for now"
         return None
 
     def _stepped(self, facts: Mapping[str, Any]) -> str | None:
         name, step, target = facts["migration"], facts["step"], facts["target"]
         before = self._steps.get(name, "planned")
+        self._verifies.setdefault(name, facts["verifies"])
         self._steps[name] = step
         if before in self.ENDS and step != before:
             return f"{name} is {step} after it was {before}"
         if self.ORDER.index(step) < self.ORDER.index(before):
             return f"{name} went back from {before} to {step}"
-        if step == "shifting 1" and facts["verifies"] and name not in self._passed:
+        if step == "shifting 1" and self._verifies[name] and name not in self._passed:
             return f"{name} shifts, and {target} was not verified"
         if target:
             share = 1.0 if step == "draining" else facts["share"]

@@ -1,9 +1,10 @@
 """One run of a region that moves a replica, or places and removes some, while one process is killed at one step (F05).
 
 The cell of the matrix is the seed's: which step of the machine, before it is written, after that or after its effect,
-and who is killed there. All else a seed draws: the region, what began the move, whether it is taken back or wrong, how
-long the victim is gone. Clients ask all the while through two gateways, and ask again as clients do. The move must end
-by itself while the victim is gone or back; then the region must converge.
+and who is killed there; it is the coordinator for every second seed. All else a seed draws: the region, what began the
+move, whether it is taken back or wrong, how long the victim is gone. Clients ask all the while through two gateways,
+and ask again as clients do. The move must end by itself while the victim is gone or back; then the region must
+converge.
 """
 
 import asyncio
@@ -80,6 +81,8 @@ CELLS: Final = tuple(
     Cell("place", step, moment, victim)
     for step, moment, victim in product(PLACE_STEPS, Moment, (*COORDINATORS, "source-power", "gateway-power"))
 )
+_AT_COORDINATORS: Final = tuple(cell for cell in CELLS if cell.victim in COORDINATORS)
+_ELSEWHERE: Final = tuple(cell for cell in CELLS if cell.victim not in COORDINATORS)
 _STRIDE: Final = 101
 """Seeds that follow on each other are of cells far apart, and all cells come before one comes again."""
 
@@ -87,8 +90,8 @@ _STRIDE: Final = 101
 @dataclass(frozen=True, slots=True)
 class Draw:
     """cause: `operator`, `drain` or `documents`. back: what takes the move back, `wrong` or the stage at which it is
-    cancelled; empty: nothing. gone_s: until a machine without power has it again; infinite: never in this run. late_s:
-    from a step's commit to the blow, where that comes after its effect."""
+    cancelled; empty: nothing. impatient: the operator asks twice. gone_s: until a machine without power has it again;
+    infinite: never in this run. late_s: from a step's commit to the blow, where that comes after its effect."""
 
     cell: Cell
     agents: int
@@ -96,6 +99,7 @@ class Draw:
     standby: bool
     cause: str
     back: str
+    impatient: bool
     gone_s: float
     late_s: float
     load_s: float
@@ -103,7 +107,8 @@ class Draw:
 
 def drawn(seed: int) -> Draw:
     chance = Chance(seed).stream("matrix")
-    cell = CELLS[seed * _STRIDE % len(CELLS)]
+    cells = _ELSEWHERE if seed % 2 else _AT_COORDINATORS
+    cell = cells[seed // 2 * _STRIDE % len(cells)]
     replicas = chance.whole(1, 2)
     standby = chance.happens(0.15)
     back = ""
@@ -118,6 +123,7 @@ def drawn(seed: int) -> Draw:
         standby=standby,
         cause="operator" if back else cause,
         back=back,
+        impatient=chance.happens(0.3),
         gone_s=chance.pick([0.5, 2.0, 6.0, 20.0, 20.0 if cell.step in WAITS else float("inf")]),
         late_s=chance.pick([0.0, 0.001, 0.01, 0.1, 0.5]) * chance.between(0.5, 1.5),
         load_s=chance.between(0.2, 2.5),
@@ -364,10 +370,12 @@ class _Moving(_Story):
         match self.draw.cause:
             case "operator":
                 one = next(name for name, worker in sorted(source.workers.items()) if not worker.assignment.standby)
-                aim = Aim(target.name)
-                await self._ask("migrate", lambda region: region.moving.migrate(TEXT, aim, WHO, replica=one))
+                migrate = partial(_migrate, aim=Aim(target.name), replica=one)
+                await self._ask("migrate", migrate)
+                if self.draw.impatient:
+                    await self.cluster.operators.offer("migrate once more", migrate)
             case "drain":
-                await self._ask("drain", lambda region: region.moving.drain(source.name, WHO))
+                await self._ask("drain", partial(_drain, node=source.name))
             case _:
                 await self.apply(NEW, self.draw.replicas)
         await self.until(lambda: self.is_written, 30.0, "a move")
@@ -486,6 +494,17 @@ class _Placing(_Story):
 
     def may_fail_nothing(self) -> bool:
         return False
+
+
+async def _migrate(region: Region, aim: Aim, replica: str) -> None:
+    await region.moving.migrate(TEXT, aim, WHO, replica=replica)
+
+
+async def _drain(region: Region, node: str) -> None:
+    """A person drains again where nothing moves: after a restart, what has not reported cannot."""
+    drained = await region.moving.drain(node, WHO)
+    if not drained.begun:
+        raise ShoalError(next(iter(drained.unmoved.values())))
 
 
 async def _delete(region: Region) -> None:

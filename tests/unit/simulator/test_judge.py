@@ -53,6 +53,21 @@ def calls(*nodes: str) -> list[tuple[str, dict[str, Any]]]:
     return [("link.connect", {"node": node, "holds": None}) for node in nodes]
 
 
+def begins(*, strict: bool) -> tuple[str, dict[str, Any]]:
+    return "matrix.begins", {"cell": "c", "strict": strict}
+
+
+def moves(step: str, *, share: float = 0.0) -> tuple[str, dict[str, Any]]:
+    facts = {"migration": "m", "step": step, "source": "r1", "target": "r2", "share": share, "verifies": True}
+    return "move.step", facts
+
+
+def routed(old: float, new: float) -> tuple[str, dict[str, Any]]:
+    endpoints = (("r1", "a", "ready", old), ("r2", "b", "ready", new))
+    return "front.configured", {"node": "a", "workers": (), "routes": (("shop/text", 1, endpoints),)}
+
+
+PASSED = ("verified", {"node": "b", "assignment": "r2", "migration": "m", "passed": True})
 READY = [("worker.start", {**REPLICA, "device": "cpu0"}), ("worker.ready", REPLICA)]
 WANTED = ("operator.wanted", {"workloads": ("shop/text",)})
 STOPPED = ("worker.stop", {**REPLICA, "ready": True, "in_flight": 0})
@@ -62,6 +77,19 @@ ACKED = ("store.acked", {"store": "s", "revision": 1})
 
 VERIFIED = ("verified", {"node": "a", "assignment": "r1", "migration": "m-1", "passed": True})
 SOUND = {
+    "a move goes on to its end": story(
+        moves("planned"),
+        moves("reserved"),
+        PASSED,
+        moves("shifting 1", share=0.25),
+        routed(0.75, 0.25),
+        moves("draining"),
+        routed(0.0, 1.0),
+        moves("done"),
+    ),
+    "a client may be refused where nobody else could answer": story(
+        begins(strict=False), ("client.failed", {"number": 7, "code": "X"})
+    ),
     "an unacknowledged write may be lost": story(commit(1, k="v"), ACKED, commit(2, k="w"), recovered(1, k="v")),
     "an unacknowledged write may be kept": story(commit(1, k="v"), recovered(1, k="v")),
     "a new history may count anew": story(saved("a", 7), saved("a", 1, history="history-2")),
@@ -145,12 +173,15 @@ VIOLATED = {
         ),
     ],
     "Clients": [
-        story(("matrix.begins", {"strict": True}), ("client.failed", {"number": 1, "code": "NODE_LOST"})),
-        story(
-            ("matrix.begins", {"strict": True}),
-            ("matrix.calms", {}),
-            ("client.lost", {"number": 1, "code": "NODE_LOST"}),
-        ),
+        story(begins(strict=True), ("client.failed", {"number": 7, "code": "X"})),
+        story(begins(strict=False), ("client.lost", {"number": 7, "code": "X"})),
+    ],
+    "Moves": [
+        story(moves("reserved"), moves("planned")),
+        story(moves("aborted"), moves("rolling_back")),
+        story(moves("verifying"), moves("shifting 1", share=0.25)),
+        story(moves("verifying"), routed(0.75, 0.25)),
+        story(PASSED, moves("shifting 1", share=0.25), routed(0.5, 0.5)),
     ],
     "Memory": [
         story(("region.memory", {"acts_on": (("k", 1),), "stored": (("k", 2),)})),
