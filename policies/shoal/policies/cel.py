@@ -10,9 +10,11 @@ A label that a node does not carry makes `node.labels.x` an error, as everywhere
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
+from zoneinfo import ZoneInfo
 
 from cel_expr_python import cel
 
@@ -58,8 +60,11 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "model.operators": Variable("list<string>", "operator types in the graph"),
     "region.name": Variable("string", "this region"),
     "region.residency": Variable("string", "`spec.location.residency` of the Region, empty where unknown"),
-    "now": Variable("timestamp", "time of the plan, UTC"),
+    "region.carbon": Variable("double", "gCO2/kWh as the region's signal says now; no number where it is unknown"),
+    "now": Variable("timestamp", 'time of the plan, UTC; `hour(now, "Europe/Paris")` by the clock on the wall there'),
 }
+TIMELY: Final = frozenset({"region.name", "region.residency", "region.carbon", "now"})
+"""What an expression that no candidate is asked for may read: `schedule` and `traffic`."""
 
 
 class ExpressionError(ShoalError):
@@ -195,7 +200,15 @@ def _compile(text: str) -> Expression:
 
 @cache
 def _environment() -> Any:
-    return cel.NewEnv(variables={name: cel.Type(variable.type) for name, variable in VARIABLES.items()})
+    asked = [cel.Type.TIMESTAMP, cel.Type.STRING]
+    hour = cel.FunctionDecl("hour", [cel.Overload("hour_in_zone", cel.Type.INT, asked, impl=_hour)])
+    variables = {name: cel.Type(variable.type) for name, variable in VARIABLES.items()}
+    return cel.NewEnv(variables=variables, functions=[hour])
+
+
+def _hour(moment: datetime, zone: str) -> int:
+    """Hour of the day, 0 to 23, as a clock in that zone shows."""
+    return moment.astimezone(ZoneInfo(zone)).hour
 
 
 def _small(name: str, value: object) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from collections.abc import Mapping as Map
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from shoal.policies.cel import Expression
 from shoal.policies.kinds import Bound, Kind, Migration, Policy, Precision, Region, StateTensors, Tenant, Workload
 from shoal.policies.parse import Mapping, Node, Position, Scalar, Sequence, key_of, place_of
 from shoal.policies.quantities import shown
-from shoal.types.codes import Code, Refusal
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import DRAIN_S, LEAST_SAMPLES
 
 Found = tuple[Position, Refusal]
@@ -87,7 +88,8 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         ),
         "spec.traffic.from": Live(_PLACEMENT, (Code.SLO_UNREACHABLE,), reads="origin"),
         "spec.traffic.rate": Live(_PLACEMENT, (Code.UTILISATION_SHORT,), reads="rate"),
-        "spec.traffic.peak": Later("forecasts: placement reads the rate"),
+        "spec.traffic.peak": Live(_WORKLOADS, (Code.UTILISATION_SHORT,), note="while `when` holds", reads="peak"),
+        "spec.traffic.when": Live(_WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", reads="when"),
         "spec.batching.max": Live(_PLACEMENT, only=(1,), reads="max_batch"),
         "spec.batching.delay": Later("batching"),
         "spec.capture.consent": Live(
@@ -195,10 +197,12 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.partition.cold_boot": Live("shoal.agent.core.partition", reads="cold_boot_serve"),
         "spec.partition.on_reconnect": Live("shoal.agent.core.reconcile", note="the only way there is"),
         "spec.priority": Live(_PLACEMENT, note="order of admission", reads="priority"),
-        "spec.schedule.when": Later("schedules, with migration"),
-        "spec.schedule.optimize.energy": Later("schedules, with migration"),
-        "spec.schedule.optimize.cost": Later("schedules, with migration"),
-        "spec.schedule.optimize.latency": Later("schedules, with migration"),
+        "spec.schedule.when": Live(
+            _WORKLOADS, (Code.EXPRESSION_INVALID,), note="looked at ahead of time", reads="schedule"
+        ),
+        "spec.schedule.optimize.energy": Live(_WORKLOADS, reads="weights"),
+        "spec.schedule.optimize.cost": Live(_WORKLOADS, reads="weights"),
+        "spec.schedule.optimize.latency": Live(_WORKLOADS, reads="weights"),
     },
     "Tenant": {
         **_HEAD,
@@ -215,6 +219,9 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.location.lat": _FEDERATION,
         "spec.location.lon": _FEDERATION,
         "spec.location.residency": Live(_CONTROLLERS, (Code.RESIDENCY,), reads="residency"),
+        "spec.sleep.after": Live(
+            _WORKLOADS, note="without it, devices of the region stay awake", reads="sleep_after_s"
+        ),
         "spec.price": Live(
             _CONTROLLERS, (Code.COST_OVER,), note="of a node without the label `price`", reads="node_price"
         ),
@@ -331,6 +338,13 @@ def _policy(policy: Policy) -> Rule:
             ("spec", "optimize"),
             _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove optimize"),
         )
+    for index, entry in enumerate(spec.schedule):
+        if not any((entry.optimize.energy, entry.optimize.cost, entry.optimize.latency)):
+            yield (
+                ("spec", "schedule", index, "optimize"),
+                _no_effect("every weight is 0", "at least one above 0", "give one a weight, or remove the entry"),
+            )
+        yield from _timely(entry.when, ("spec", "schedule", index, "when"))
     yield from _relax(policy)
     yield from _delegation(policy)
     if spec.migration is not None:
@@ -344,6 +358,23 @@ def _policy(policy: Policy) -> Rule:
                 "raise lost_after: a node would be lost at its first late heartbeat",
             ),
         )
+
+
+_SOME_TIME: Final = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def _timely(text: str, path: Path) -> Rule:
+    """A time or a signal that comes and goes."""
+    expression = Expression.compile(text)
+    try:
+        expression.evaluate(now=_SOME_TIME, region={"name": "", "residency": "", "carbon": 0.0})
+    except ShoalError as error:
+        yield path, error.refusal
+        return
+    constant = expression.constant
+    if constant is not None:
+        found = "always true" if constant else "never true"
+        yield path, _no_effect(found, "a condition on now or region", 'write for example hour(now, "UTC") >= 22')
 
 
 _ZERO_IS_UNREACHABLE: Final = (
@@ -637,6 +668,15 @@ def _workload(workload: Workload) -> Rule:
         path = ("spec", "traffic", index)
         if not traffic.rate:
             yield (*path, "rate"), _no_effect("a rate of zero", "more than zero", "remove this traffic")
+        if traffic.peak is not None and traffic.when is None:
+            yield (
+                (*path, "peak"),
+                _no_effect("a peak that never comes", "when it comes", 'add when: hour(now, "Europe/Paris") >= 8'),
+            )
+        if traffic.when is not None and (traffic.peak is None or traffic.peak == traffic.rate):
+            yield (*path, "when"), _no_effect("when without a peak of its own", "peak", "say how much comes then")
+        if traffic.when is not None:
+            yield from _timely(traffic.when, (*path, "when"))
         if traffic.origin in [other.origin for other in spec.traffic[:index]]:
             yield (*path, "from"), _no_effect(f"{traffic.origin!r} again", "each origin once", "add the rates up")
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from shoal.policies.calendar import Days, TimeOfDay, Zone
 from shoal.policies.quantities import (
     Carbon,
+    Condition,
     Cost,
     Day,
     Duration,
@@ -236,7 +237,9 @@ class Partition(Part):
 
 
 class Schedule(Part):
-    when: Line
+    """An objective for a time: the first entry whose `when` holds counts, the policy's own where none does."""
+
+    when: Condition
     optimize: Optimize
 
 
@@ -275,11 +278,12 @@ class Model(Part):
 
 
 class TrafficSource(Part):
-    """Declared requests a second from one origin; peak: as the rate where it is not given."""
+    """Declared requests a second from one origin: `peak` while `when` holds, `rate` otherwise."""
 
     origin: Name = Field(alias="from")
     rate: Rate
     peak: Rate | None = None
+    when: Condition | None = None
 
 
 class Batching(Part):
@@ -394,8 +398,15 @@ class ModelKey(Part):
     until: Day | None = None
 
 
+class Sleep(Part):
+    """after: a device that can sleep does so when nothing has been on it for this long."""
+
+    after: Duration
+
+
 class RegionSpec(Part):
     location: Location = Location()
+    sleep: Sleep | None = None
     price: Price | None = None
     carbon: CarbonSignal | None = None
     trade: Many[Trade] = ()

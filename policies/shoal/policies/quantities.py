@@ -9,7 +9,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from shoal.policies.cel import Expression, ExpressionError
+from shoal.policies.cel import TIMELY, VARIABLES, Expression, ExpressionError
 from shoal.types import units
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.signature import parse_key
@@ -190,28 +190,37 @@ Day = Annotated[Wall, _Day()]
 
 
 class _Selector:
-    """CEL text, compiled where it is read, so that a mistake is placed within it."""
+    """CEL text, compiled where it is read, so that a mistake is placed within it. may_read: names of variables."""
 
-    @staticmethod
-    def read(value: object) -> str:
+    def __init__(self, may_read: frozenset[str] = frozenset(VARIABLES)) -> None:
+        self._may_read = may_read
+
+    def read(self, value: object) -> str:
         if not isinstance(value, str):
             raise refused(
                 Refusal(Code.EXPRESSION_INVALID, _kind(value), "a CEL expression", 'device.kind == "gpu", for example')
             )
         try:
-            Expression.compile(value)
+            reads = Expression.compile(value).reads
         except ExpressionError as error:
             raise refused(error.refusal, line=error.line, column=error.column) from error
+        if beyond := sorted(reads - self._may_read):
+            allowed = ", ".join(sorted(self._may_read))
+            raise refused(
+                Refusal(Code.EXPRESSION_INVALID, f"{beyond[0]}: no candidate is looked at", allowed, "leave it out")
+            )
         return value
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read, serialization=core_schema.to_string_ser_schema())
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "examples": ['device.kind in ["npu", "gpu"]']}
+        example = 'hour(now, "Europe/Paris") >= 22' if self._may_read == TIMELY else 'device.kind in ["npu", "gpu"]'
+        return {"type": "string", "examples": [example]}
 
 
 Selector = Annotated[str, _Selector()]
+Condition = Annotated[str, _Selector(TIMELY)]
 
 
 def _kind(value: Any) -> str:

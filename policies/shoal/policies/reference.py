@@ -66,7 +66,8 @@ def _fields() -> Iterator[str]:
 
 def _expressions() -> Iterator[str]:
     yield "## Expressions\n"
-    yield "`require.where` is [CEL](https://cel.dev), checked against these names when the document is read:\n"
+    yield "`require.where` is [CEL](https://cel.dev), checked against these names when the document is read; `schedule`"
+    yield "and `traffic` may read `now` and `region` alone:\n"
     yield "| name | type | meaning |"
     yield "| --- | --- | --- |"
     for name, variable in VARIABLES.items():

@@ -22,6 +22,7 @@ from shoal.types.workload import (
     Quota,
     Relaxation,
     Requirements,
+    Scheduled,
     Spread,
     Standby,
     Trade,
@@ -66,7 +67,9 @@ def resolve(
         limits=limits,
         weights=_weights(spec.optimize or DEFAULT_OPTIMIZE),
         relax=_relaxations(spec.relax, require, limits),
-        traffic=tuple(Traffic(one.origin, one.rate, one.peak or one.rate) for one in workload.spec.traffic),
+        traffic=tuple(
+            Traffic(one.origin, one.rate, one.peak or one.rate, one.when or "") for one in workload.spec.traffic
+        ),
         partition=PartitionRule(
             heartbeat_s=spec.partition.heartbeat,
             lost_after_s=spec.partition.lost_after,
@@ -80,6 +83,7 @@ def resolve(
         migration=replace(_migration(spec), pack=pack),
         capture=_capture(workload.spec.capture),
         session=dict(workload.spec.session.state) if isinstance(workload.spec.session, kinds.StateTensors) else {},
+        schedule=tuple(Scheduled(one.when, _weights(one.optimize)) for one in spec.schedule),
     )
 
 

@@ -98,9 +98,29 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
+    """Declared requests from one origin: `peak` while `when` (CEL over `now` and `region`) holds, else `rate`. Without
+    `when` the rate is what counts."""
+
     origin: str
     rate: PerSecond
     peak: PerSecond
+    when: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The objective while `when` (CEL over `now` and `region`) holds."""
+
+    when: str
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the documents say of what a schedule changes."""
+
+    weights: Weights
+    traffic: tuple[Traffic, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +170,9 @@ class Trade:
 class Intent:
     """One workload with its policy applied. models: the source first, then its variants. capture: how many of its
     requests a node may keep in memory to verify moves with, as its owner consents; 0: none. session: of a stateful one,
-    each input that takes state and the output that gives it."""
+    each input that takes state and the output that gives it. schedule: objectives for a time, the first that holds
+    counts. declared: where weights and traffic are those that hold now, what the documents say; None where they are the
+    documents' own."""
 
     key: WorkloadKey
     revision: int
@@ -169,7 +191,12 @@ class Intent:
     delegation: Delegation = Delegation()
     migration: MigrationRule = field(default_factory=MigrationRule)
     capture: int = 0
+<<<<<<< HEAD
     session: Mapping[str, str] = field(default_factory=dict)
+=======
+    schedule: tuple[Scheduled, ...] = ()
+    declared: Declared | None = None
+>>>>>>> 2c46639 (policies, coordinator: schedules and declared peaks, looked at ahead of time; devices that nothing is on sleep where their region says so; get devices shows it)
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,30 @@ MISTAKES = [
         Code.POLICY_UNREACHABLE,
         "raise",
     ),
-    ("schedule", policy("  §schedule: [{when: x, optimize: {cost: 1}}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    (
+        "a schedule of candidates",
+        policy('  schedule: [{when: §device.kind == "npu", optimize: {cost: 1}}]\n'),
+        Code.EXPRESSION_INVALID,
+        "leave it out",
+    ),
+    (
+        "a schedule for ever",
+        policy("  schedule: [{when: §1 < 2, optimize: {cost: 1}}]\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "hour(now",
+    ),
+    (
+        "a schedule without an objective",
+        policy("  schedule: [{when: 'hour(now, \"UTC\") > 1', optimize: §{cost: 0}}]\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "give one a weight",
+    ),
+    (
+        "a zone of nowhere",
+        policy("  schedule: [{when: §'hour(now, \"Europe/Pari\") > 1', optimize: {cost: 1}}]\n"),
+        Code.EXPRESSION_INVALID,
+        "has(..)",
+    ),
     ("no carbon at all", policy("  limits: {carbon: §0 gCO2/h}\n"), Code.POLICY_UNREACHABLE, "raise it"),
     ("node power", policy("  limits: {node_power: §15}\n"), Code.UNIT_MISSING, "15W"),
     (
@@ -306,7 +329,18 @@ MISTAKES = [
         Code.POLICY_UNREACHABLE,
         "and more",
     ),
-    ("peak", workload("  traffic: [{from: a, rate: 9/s, §peak: 10/s}]\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    (
+        "a peak at no time",
+        workload("  traffic: [{from: a, rate: 9/s, peak: §10/s}]\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "when",
+    ),
+    (
+        "a time without a peak",
+        workload("  traffic: [{from: a, rate: 9/s, when: §'hour(now, \"UTC\") > 8'}]\n"),
+        Code.FIELD_WITHOUT_EFFECT,
+        "how much",
+    ),
     (
         "quota of nothing",
         "apiVersion: shoal/v1\nkind: Tenant\nmetadata: {name: t}\nspec: {quota: {memory: §0B}}\n",

@@ -21,6 +21,11 @@ def _delivered(report: Any) -> str:
     return f"{show_seconds(report.latency_p95_s)} of {report.requests}{errors}"
 
 
+def _told(value: float, show: Callable[[float], str]) -> str:
+    """What a sensor tells; 0 and NaN are none."""
+    return show(value) if value > 0 else "-"
+
+
 def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]:
     """The listing's messages."""
     if kind == "models":
@@ -232,6 +237,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ("MATMUL", lambda row: _rate(row.receipt)),
         ("PRICE", lambda row: show_usd_per_hour(row.cost_usd_per_h)),
         ("LIVENESS", lambda row: row.liveness),
+        ("POWER", lambda row: row.reading.power or "-"),
         ("+PROVIDER", lambda row: row.device.provider),
         ("+RECEIPT", lambda row: f"{row.receipt.source} {when(row.receipt.measured_at)}" if row.receipt.node else "-"),
         (
@@ -242,6 +248,10 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
                 else "-"
             ),
         ),
+        ("+NOW", lambda row: _told(row.reading.power_w, show_watts)),
+        ("+USED", lambda row: _told(row.reading.energy_j, show_joules)),
+        ("+SLEPT", lambda row: show_seconds(row.reading.slept_s) if row.reading.power else "-"),
+        ("+SAVED", lambda row: show_joules(row.reading.saved_j) if row.reading.power else "-"),
         ("+TIME SCALE", lambda row: f"{row.device.time_scale:g}" if row.device.emulated else "-"),
         ("+ASSIGNMENTS", lambda row: " ".join(row.assignments) or "-"),
     ),

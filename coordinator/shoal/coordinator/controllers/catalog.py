@@ -191,7 +191,13 @@ class Catalog:
         document = self.region(region)
         residency = (document.spec.location.residency or "") if document is not None else ""
         carbon = signals.get(SignalName.CARBON)
-        return RegionFacts(region, residency, carbon_g_per_kwh=carbon.value if carbon is not None else math.nan)
+        sleep = document.spec.sleep if document is not None else None
+        return RegionFacts(
+            region,
+            residency,
+            carbon_g_per_kwh=carbon.value if carbon is not None else math.nan,
+            sleep_after_s=sleep.after if sleep is not None else None,
+        )
 
     def rules(self, region: str) -> Mapping[SignalName, Rule]:
         """What the region's document says of its signals, of those that it names."""

@@ -29,4 +29,5 @@ class StoredMemory:
             away={name: moved(since) for name, since in memory.away.items()},
             back={name: moved(since) for name, since in memory.back.items()},
             pending={name: replace(each, since=moved(each.since)) for name, each in memory.pending.items()},
+            idle={name: moved(since) for name, since in memory.idle.items()},
         )

@@ -42,6 +42,7 @@ from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Promise, Snapshot
 from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
 from shoal.coordinator.core.workloads.routes import at_home, is_abroad
+from shoal.coordinator.core.workloads.sleep import next_due
 from shoal.coordinator.core.workloads.trouble import cleared, poisoned
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, Proofs, StaleRevision, Store
 from shoal.policies import Problem, node_price
@@ -405,8 +406,9 @@ class WorkloadsController:
         wall = self._clock.wall()
         ends = [end for wait in self.waits for end in (wait.retry_at, wait.gives_up_at) if end and end > wall]
         left = [Seconds(end - wall) for end in ends]
-        moves = self.migrations.next_deadline(self._clock.now())
-        return min(left if moves is None else (*left, moves), default=None)
+        now, after_s = self._clock.now(), self.catalog.facts(self._region).sleep_after_s
+        due = (self.migrations.next_deadline(now), next_due(self._memory.idle, after_s, now))
+        return min((*left, *(each for each in due if each is not None)), default=None)
 
     @property
     def costs(self) -> dict[Slot, UsdPerHour]:
@@ -525,6 +527,7 @@ class WorkloadsController:
             content.heartbeat_s,
             self.trust,
             content.peers,
+            asleep=content.asleep,
         )
 
     def _is(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> bool:
@@ -587,7 +590,9 @@ def _guests_hosts(desired: Mapping[str, Content]) -> Mapping[WorkloadKey, frozen
 
 
 def _content(desired: DesiredSet) -> Content:
-    return Content(desired.assignments, desired.routes, desired.pins, desired.heartbeat_s, desired.peers)
+    return Content(
+        desired.assignments, desired.routes, desired.pins, desired.heartbeat_s, desired.peers, desired.asleep
+    )
 
 
 def _decisions(plan: Plan) -> tuple[str, ...]:

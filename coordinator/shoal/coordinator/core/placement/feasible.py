@@ -146,7 +146,8 @@ class Scope:
 
     @cached_property
     def region(self) -> dict[str, object]:
-        return {"name": self.inputs.region.name, "residency": self.inputs.region.residency}
+        region = self.inputs.region
+        return {"name": region.name, "residency": region.residency, "carbon": region.carbon_g_per_kwh}
 
     @cached_property
     def moment(self) -> datetime:

@@ -13,7 +13,7 @@ from shoal.types.migration import DRAIN_S
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import PublisherKey, SignedModel
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
-from shoal.types.workload import Intent, PartitionRule, Quota, Relaxation, Requirements, Standby, WorkloadKey
+from shoal.types.workload import Declared, Intent, PartitionRule, Quota, Relaxation, Requirements, Standby, WorkloadKey
 
 
 class Triple(NamedTuple):
@@ -41,12 +41,14 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RegionFacts:
-    """name: the region's. residency: the label of `Region.location`. carbon_g_per_kwh: NaN where unknown."""
+    """name: the region's. residency: the label of `Region.location`. carbon_g_per_kwh: NaN where unknown.
+    sleep_after_s: a device that can sleep does so when nothing has been on it for so long; None: it stays awake."""
 
     name: str
     residency: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     carbon_g_per_kwh: float = float("nan")
+    sleep_after_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +180,16 @@ class Inputs:
 
 def terms_of(intent: Intent) -> str:
     """What a workload's documents ask of a placement, as a short hash: equal terms are no reason to move. Nor is a
-    standby that is asked for, or not any more."""
+    standby that is asked for, or not any more, nor what a schedule changes for a time: that is for triggers to see."""
+    declared = intent.declared or Declared(intent.weights, intent.traffic)
     asked = (
         intent.models,
         without_standby(intent.require),
         intent.limits,
-        intent.weights,
+        declared.weights,
         tuple(replace(step, require=without_standby(step.require)) for step in intent.relax),
-        intent.traffic,
+        declared.traffic,
+        intent.schedule,
         intent.shared_worker,
         intent.max_batch,
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from shoal.coordinator.core.fleet.state import Fleet, Timing
 from shoal.coordinator.core.placement.model import Inputs, Plan, Trial
 from shoal.coordinator.core.placement.place import place
+from shoal.coordinator.core.workloads import sleep
 from shoal.coordinator.core.workloads.model import (
     Content,
     Decision,
@@ -20,6 +21,7 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS, reconcile
 from shoal.coordinator.core.workloads.replacing import Moving
 from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, shares_of, tables
+from shoal.coordinator.core.workloads.schedule import holding, lead_s
 from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
 from shoal.types.agreement import GUESTS
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -65,8 +67,10 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
         without_ready=_since(memory.without_ready, dark, now),
         away=_since(memory.away, {str(key) for key, each in delegated.items() if each.wanted}, now),
         back=_since(memory.back, _home_again(plan, tables_now, world.delegated), now),
+        idle=sleep.idle(world.fleet, outcome.desired, world.reserved, memory.idle, now),
     )
     heartbeat_s = timing(world.intents).heartbeat_s
+    sleeping = sleep.asleep(after.idle, world.region.sleep_after_s, now)
     contents = {
         node: Content(
             assignments=assignments,
@@ -74,11 +78,13 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
             pins=tuple(sorted({assignment.model for assignment in assignments})),
             heartbeat_s=heartbeat_s,
             peers=world.peers if is_gateway(world.fleet.nodes.get(node)) else (),
+            asleep=sleeping.get(node, ()),
         )
         for node, assignments in outcome.desired.items()
     }
     waits = tuple(_dated(wait, short, now, wall) for wait in outcome.waits)
-    events = outcome.events + _poisonings(world.memory, memory)
+    slept = sleep.told(world.fleet, world.desired, contents)
+    events = outcome.events + _poisonings(world.memory, memory) + slept
     return Decision(plan, contents, after, waits, events, outcome.replaced)
 
 
@@ -88,7 +94,10 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
     return Inputs(
         region=world.region,
         fleet=world.fleet,
-        intents=world.intents,
+        intents=tuple(
+            holding(intent, world.region, wall, lead_s(intent, world.fleet, world.memory.measured))
+            for intent in world.intents
+        ),
         profiles=world.profiles,
         desired=desired,
         now=now,

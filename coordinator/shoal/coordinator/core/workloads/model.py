@@ -90,7 +90,8 @@ class Memory:
     issued: assignments ever created, so that ids never repeat. marks: by assignment id. By `str(WorkloadKey)`: tables;
     short (since when replicas, or a standby, could not be placed); without_ready (since when no replica was ready);
     away (since when the region that shall run it is in its route); back (since when home, which shall run it again, has
-    all its replicas there). pending: what speaks for a move, by `ASSIGNMENT TRIGGER`. Plain JSON: no key is a tuple.
+    all its replicas there). pending: what speaks for a move, by `ASSIGNMENT TRIGGER`. idle: by
+    `NODE/DEVICE` of those that can sleep, since when nothing has been on them. Plain JSON: no key is a tuple.
     """
 
     issued: int = 0
@@ -103,6 +104,7 @@ class Memory:
     away: Mapping[str, Elapsed] = field(default_factory=dict)
     back: Mapping[str, Elapsed] = field(default_factory=dict)
     pending: Mapping[str, Pending] = field(default_factory=dict)
+    idle: Mapping[str, Elapsed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ class Content:
     pins: tuple[str, ...] = ()
     heartbeat_s: Seconds = DEFAULTS.heartbeat_s
     peers: tuple[PeerTrust, ...] = ()
+    asleep: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

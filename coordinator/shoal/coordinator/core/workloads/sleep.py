@@ -1,0 +1,88 @@
+"""Which devices shall sleep: those that can, that nothing is on or promised to, and that have been so for a while.
+
+An assignment wakes its device: its node has it awake before it loads. How early that is, `schedule` and the triggers
+say. That a node may sleep at all is the region's to say (`Region.spec.sleep`).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from shoal.coordinator.core.fleet.state import Fleet
+from shoal.coordinator.core.placement.model import Reservation, Slot
+from shoal.coordinator.core.workloads.model import Content, Happened
+from shoal.types.assignment import Assignment, Phase
+from shoal.types.units import Elapsed, Seconds, show_joules
+
+ASLEEP: Final = "DEVICE_SLEEPS"
+WOKEN: Final = "DEVICE_WAKES"
+
+
+def idle(
+    fleet: Fleet,
+    desired: Mapping[str, tuple[Assignment, ...]],
+    reserved: Iterable[Reservation],
+    before: Mapping[str, Elapsed],
+    now: Elapsed,
+) -> Mapping[str, Elapsed]:
+    """Since when nothing is on each device that can sleep, by `NODE/DEVICE`. What its node still has counts."""
+    taken = {Slot(node, each.device) for node, assignments in desired.items() for each in assignments}
+    taken |= {each.slot for each in reserved}
+    taken |= {
+        Slot(name, each.device)
+        for name, state in fleet.nodes.items()
+        for each in state.observed.values()
+        if each.phase is not Phase.GONE
+    }
+    return {
+        _name(slot): before.get(_name(slot), now)
+        for slot in sorted(_able(fleet))
+        if slot not in taken
+    }  # fmt: skip
+
+
+def asleep(since: Mapping[str, Elapsed], after_s: Seconds | None, now: Elapsed) -> Mapping[str, tuple[str, ...]]:
+    """Devices that shall sleep, by node. since: as `idle` told. after_s: None where none may."""
+    found = dict[str, list[str]]()
+    for name, at in since.items():
+        if after_s is not None and now - at >= after_s:
+            node, _, device = name.partition("/")
+            found.setdefault(node, []).append(device)
+    return {node: tuple(devices) for node, devices in found.items()}
+
+
+def next_due(since: Mapping[str, Elapsed], after_s: Seconds | None, now: Elapsed) -> Seconds | None:
+    """Until the next of them shall sleep by time alone."""
+    left = [] if after_s is None else [at + after_s - now for at in since.values() if at + after_s > now]
+    return Seconds(min(left)) if left else None
+
+
+def told(fleet: Fleet, before: Mapping[str, Content], after: Mapping[str, Content]) -> tuple[Happened, ...]:
+    """Who is to sleep or wake from now on, with what it saves and has saved."""
+    events = list[Happened]()
+    for node, content in sorted(after.items()):
+        slept = before[node].asleep if node in before else ()
+        state = fleet.nodes.get(node)
+        for name in sorted({*content.asleep} ^ {*slept}):
+            device = state.device(name) if state is not None else None
+            reading = state.readings.get(name) if state is not None else None
+            if name in content.asleep and device is not None and device.rest is not None:
+                rest = device.rest
+                spared = f"nothing on it: {rest.asleep_w:.0f} W for {rest.idle_w:.0f} W"
+                events.append(Happened(ASLEEP, f"{node}/{name}", spared, node, None))
+            elif name not in content.asleep:
+                saved = f"it has saved {show_joules(reading.saved_j)} so far" if reading is not None else ""
+                events.append(Happened(WOKEN, f"{node}/{name}", saved, node, None))
+    return tuple(events)
+
+
+def _able(fleet: Fleet) -> frozenset[Slot]:
+    return frozenset(
+        Slot(name, device.name)
+        for name, state in fleet.nodes.items()
+        for device in state.node.devices
+        if device.rest is not None
+    )
+
+
+def _name(slot: Slot) -> str:
+    return f"{slot.node}/{slot.device}"

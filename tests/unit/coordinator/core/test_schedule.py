@@ -1,0 +1,121 @@
+"""What a workload asks for at a time, and which devices sleep meanwhile."""
+
+from dataclasses import replace
+
+from unit.coordinator.core.region import START, device, fleet_of, intent, node, observed, profile, reading
+
+from harness.samples import assignment
+from shoal.coordinator.core.placement.model import RegionFacts, Reservation, Slot, terms_of
+from shoal.coordinator.core.workloads import sleep
+from shoal.coordinator.core.workloads.decide import inputs_of
+from shoal.coordinator.core.workloads.model import Content, Memory, World
+from shoal.coordinator.core.workloads.schedule import LOAD_S, VERIFY_S, holding, lead_s
+from shoal.types.assignment import Phase
+from shoal.types.device import Power, Rest
+from shoal.types.units import Bytes, Elapsed, PerSecond, Seconds, Wall, Watts
+from shoal.types.workload import Intent, Scheduled, Traffic, Weights
+
+REGION = RegionFacts("eu-west", "eu")
+NIGHT = Weights(0.0, 0.0, 1.0)
+# seconds of this test's day: the peak comes from 1000 to 2000, the night begins at 3000
+PEAK = f"int(now) >= {START + 1000:.0f} && int(now) < {START + 2000:.0f}"
+LATE = f"int(now) >= {START + 3000:.0f}"
+REST = Rest(Watts(100.0), Watts(10.0), Seconds(40.0), "of this test")
+
+
+def timed() -> Intent:
+    home = Traffic("eu-west", PerSecond(5.0), PerSecond(50.0), PEAK)
+    abroad = Traffic("us", PerSecond(1.0), PerSecond(1.0))
+    return intent(traffic=(home, abroad), schedule=(Scheduled(LATE, NIGHT),))
+
+
+def rates(found: Intent) -> list[float]:
+    return [each.rate for each in found.traffic]
+
+
+def test_a_workload_without_times_is_as_it_is() -> None:
+    assert holding(intent(), REGION, Wall(START), Seconds(60)) == intent()
+
+
+def test_a_peak_counts_from_the_lead_before_it_until_it_has_passed() -> None:
+    lead = Seconds(60.0)
+    for at, expected in ((0, 5), (939, 5), (940, 50), (1500, 50), (1999, 50), (2000, 5)):
+        assert rates(holding(timed(), REGION, Wall(START + at), lead)) == [expected, 1], at
+
+
+def test_a_peak_shorter_than_the_lead_is_seen() -> None:
+    short = replace(timed(), traffic=(Traffic("a", PerSecond(1.0), PerSecond(9.0), PEAK),))
+    assert rates(holding(short, REGION, Wall(START + 400), Seconds(4000.0))) == [9]
+
+
+def test_the_objective_is_that_of_the_time_ahead_and_the_documents_terms_stay() -> None:
+    before = holding(timed(), REGION, Wall(START + 2900), Seconds(60.0))
+    after = holding(timed(), REGION, Wall(START + 2950), Seconds(60.0))
+    assert (before.weights, after.weights) == (timed().weights, NIGHT)
+    assert terms_of(before) == terms_of(after) == terms_of(timed())
+    assert terms_of(replace(timed(), weights=NIGHT)) != terms_of(timed())
+    assert holding(after, REGION, Wall(START), Seconds(0.0)).traffic == after.traffic
+
+
+def test_a_signal_that_is_unknown_holds_nothing() -> None:
+    dirty = intent(schedule=(Scheduled("region.carbon > 350.0", NIGHT),))
+    for carbon, weights in ((float("nan"), dirty.weights), (300.0, dirty.weights), (400.0, NIGHT)):
+        region = replace(REGION, carbon_g_per_kwh=carbon)
+        assert holding(dirty, region, Wall(START), Seconds(0.0)).weights == weights
+
+
+def test_the_lead_is_what_waking_loading_and_taking_over_take() -> None:
+    fleet = fleet_of(node("a", device(rest=REST)), node("b"))
+    rule = timed().migration
+    assert lead_s(timed(), fleet, ()) == 40 + LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
+    assert lead_s(timed(), fleet_of(node("b")), ()) == LOAD_S + VERIFY_S + len(rule.steps) * rule.hold_s
+
+
+def test_placement_reads_what_holds() -> None:
+    fleet = fleet_of(node("b"))
+    world = World(REGION, fleet, (timed(),), {"x": profile()}, {}, Memory())
+    found = [rates(inputs_of(world, Elapsed(at), Wall(START + at)).intents[0]) for at in (0, 1500)]
+    assert found == [[5, 1], [50, 1]]
+
+
+# -- sleep ------------------------------------------------------------
+
+
+def test_what_nothing_is_on_sleeps_after_a_while_and_an_assignment_wakes_it() -> None:
+    fleet = fleet_of(node("a", device("gpu0", rest=REST)), node("b"))
+    since = sleep.idle(fleet, {}, (), {}, Elapsed(100))
+    assert since == {"a/gpu0": Elapsed(100)}  # b's cannot sleep
+    assert sleep.idle(fleet, {}, (), since, Elapsed(170)) == since
+    assert sleep.asleep(since, Seconds(60.0), Elapsed(159)) == {}
+    assert sleep.next_due(since, Seconds(60.0), Elapsed(150)) == 10.0
+    assert sleep.asleep(since, Seconds(60.0), Elapsed(160)) == {"a": ("gpu0",)}
+    assert sleep.asleep(since, None, Elapsed(9999)) == {}
+    taken = {"a": (assignment(device="gpu0"),)}
+    assert sleep.idle(fleet, taken, (), since, Elapsed(170)) == {}
+    draining = {"a": (replace(assignment(device="gpu0"), draining=True),)}
+    assert sleep.idle(fleet, draining, (), since, Elapsed(170)) == {}
+    kept = (Reservation("g", Slot("a", "gpu0"), Bytes(1), 0.1),)
+    assert sleep.idle(fleet, {}, kept, since, Elapsed(170)) == {}
+
+
+def test_what_its_node_still_has_keeps_a_device_awake() -> None:
+    fleet = fleet_of(node("a", device("gpu0", rest=REST)))
+    state = fleet.nodes["a"]
+    for phase, idles in ((Phase.DRAINING, False), (Phase.GONE, True)):
+        held = replace(state, observed={"x": observed(assignment(device="gpu0"), phase)})
+        found = sleep.idle(replace(fleet, nodes={"a": held}), {}, (), {}, Elapsed(1))
+        assert bool(found) == idles
+
+
+def test_who_sleeps_and_wakes_is_told_with_what_it_saves() -> None:
+    on = device("gpu0", rest=REST)
+    fleet = fleet_of(node("a", on))
+    slept = replace(reading(on), power=Power.ASLEEP, saved_j=5400.0)
+    fleet = replace(fleet, nodes={"a": replace(fleet.nodes["a"], readings={"gpu0": slept})})
+    awake, asleep = {"a": Content()}, {"a": Content(asleep=("gpu0",))}
+    (sleeps,) = sleep.told(fleet, awake, asleep)
+    assert (sleeps.code, sleeps.subject, sleeps.message) == ("DEVICE_SLEEPS", "a/gpu0", "nothing on it: 10 W for 100 W")
+    (wakes,) = sleep.told(fleet, asleep, awake)
+    assert (wakes.code, wakes.subject) == ("DEVICE_WAKES", "a/gpu0")
+    assert "saved 5.4kJ" in wakes.message
+    assert sleep.told(fleet, asleep, asleep) == ()
