@@ -191,12 +191,9 @@ class Intent:
     delegation: Delegation = Delegation()
     migration: MigrationRule = field(default_factory=MigrationRule)
     capture: int = 0
-<<<<<<< HEAD
     session: Mapping[str, str] = field(default_factory=dict)
-=======
     schedule: tuple[Scheduled, ...] = ()
     declared: Declared | None = None
->>>>>>> 2c46639 (policies, coordinator: schedules and declared peaks, looked at ahead of time; devices that nothing is on sleep where their region says so; get devices shows it)
 
 
 @dataclass(frozen=True, slots=True)
