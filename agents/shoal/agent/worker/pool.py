@@ -52,6 +52,8 @@ _log = structlog.get_logger(__name__)
 
 _STATUS_S: Final = 2.0
 _SPARE_RETRY_S: Final = 2.0
+_ASIDE_S: Final = Seconds(15.0)
+"""A process that nobody waits for steps aside for so long at most: on a busy machine it would never get ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +219,14 @@ class ProcessWorkers:
     async def _bring_up(self, assignment: Assignment, path: str) -> None:
         """Ends in an event: ready, failed or exited."""
         try:
+            if self._spare is not None and not _has_time(assignment):
+                self._spare.step_up()  # whoever took it for something that has time goes first
             async with self._loads:
                 order = self._order(assignment, path)
                 async with self._choosing:
-                    process = self._shared(assignment) or await self._take_spare()
+                    process = self._shared(assignment) or await self._take_spare(wanted=not _has_time(assignment))
+                    if _has_time(assignment) and not process.assignments:
+                        self._step_aside(process)
                     process.assignments[assignment.id] = assignment
                 replica = self._replicas[assignment.id] = _Replica(process)
                 process.save()
@@ -292,6 +298,8 @@ class ProcessWorkers:
         replica = self._replicas.get(status.assignment)
         if replica is None or replica.process is not process:
             return
+        if status.state is not State.LOADING:
+            process.step_up()  # what is measured while it warms up is what it will do
         match status.state:
             case State.LOADING | State.WARMING:
                 self._events.put_nowait(WorkerPhase(status.assignment, status.state.value))
@@ -329,6 +337,7 @@ class ProcessWorkers:
         process = WorkerProcess.find(record, self._groups, self._exited)
         if process is None:
             return ()
+        process.step_up()
         try:
             client = await process.greet(partial(self._said, process), _STATUS_S)
             report = unpack(WorkerReport, (await client.call("status", timeout=_STATUS_S)).payload)
@@ -375,18 +384,21 @@ class ProcessWorkers:
 
     # the spare worker
 
-    async def _take_spare(self) -> WorkerProcess:
-        """A worker that is connected and holds nothing; for the caller to end. Raises ShoalError, OSError."""
+    async def _take_spare(self, *, wanted: bool = True) -> WorkerProcess:
+        """A worker that is connected and holds nothing; for the caller to end. wanted: now, at any other's cost. Raises
+        ShoalError, OSError."""
         if self._spare is None:
             self._keep_spare()
         process = self._spare
         assert process is not None
         if process.client is None:
             assert self._spare_ready is not None
+            if wanted:
+                process.step_up()
             await asyncio.shield(self._spare_ready)
         if self._spare is not process:
             # another start was faster
-            return await self._take_spare()
+            return await self._take_spare(wanted=wanted)
         self._spare = None
         return process
 
@@ -395,11 +407,22 @@ class ProcessWorkers:
             self._spare = WorkerProcess.spawn(
                 self._folder, self._models, self._options.orphan_after_s, self._groups, self._exited
             )
+            self._step_aside(self._spare)
             self._spare_ready = self._task(self._greet(self._spare))
+
+    def _step_aside(self, process: WorkerProcess) -> None:
+        """While it imports the runtime, or loads what is not waited for: both take a core for a second."""
+        process.step_aside()
+        self._task(self._step_up_in_time(process))
+
+    async def _step_up_in_time(self, process: WorkerProcess) -> None:
+        await self._clock.sleep(_ASIDE_S)
+        process.step_up()
 
     async def _greet(self, process: WorkerProcess) -> None:
         try:
             await process.greet(partial(self._said, process), self._options.start_timeout_s)
+            process.step_up()
         except BaseException:
             if self._spare is process:
                 self._spare = None
@@ -497,6 +520,11 @@ class ProcessWorkers:
             error = task.exception()
             if error is not None:
                 _log.warning("worker_task_failed", why=str(error))
+
+
+def _has_time(assignment: Assignment) -> bool:
+    """Another replica serves until this one has passed its verification."""
+    return assignment.verification is not None
 
 
 def may_share(new: Assignment, held: Collection[Assignment], options: PoolOptions) -> bool:

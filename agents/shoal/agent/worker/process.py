@@ -16,6 +16,7 @@ from typing import Final, Self
 import structlog
 
 from shoal.agent.frames import FrameClient, Push, start_time
+from shoal.agent.worker import courtesy
 from shoal.agent.worker.groups import WORKER, Group, Groups
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
@@ -171,6 +172,15 @@ class WorkerProcess:
         if self._group is not None:
             self._group.remove()
         _remove(self._record)
+
+    def step_aside(self) -> None:
+        """Until it steps up, it has the processor while nobody else wants it."""
+        if not self.gone.is_set():
+            courtesy.step_aside(self.pid)
+
+    def step_up(self) -> None:
+        if not self.gone.is_set():
+            courtesy.step_up(self.pid)
 
     def limit_memory(self, models_bytes: int) -> None:
         """What its group may take for its models; 0: as much as there is."""
