@@ -52,7 +52,7 @@ from harness.netns import HERE, Network, network
 from harness.triton_load import RECORD
 from harness.wait import wait_until
 
-NODES: Final = ("node-a", "node-b")
+NODES: Final[tuple[str, ...]] = ("node-a", "node-b")
 WORKLOAD: Final = "dense"
 WIDTHS: Final = (256, 1024, 768, 16)
 QUESTIONS: Final = 16
@@ -132,7 +132,7 @@ class Scene:
         self.folder = folder
         self.model = folder / "dense.onnx"
         self.model.write_bytes(dense())
-        self.names = dict(zip(NODES, (member.name for member in up.stack.agents), strict=True))
+        self.names: dict[str, str] = dict(zip(NODES, (member.name for member in up.stack.agents), strict=True))
         self._fetched: set[str] = set()
 
     @property
@@ -226,7 +226,7 @@ def questions(path: Path) -> list[tuple[str, list[int], Any, bytes]]:
     for _ in range(QUESTIONS):
         value = chance.standard_normal((1, WIDTHS[0])).astype(np.float32)
         (answer,) = session.run(None, {"x": value})
-        found.append(("FP32", list(value.shape), value, answer.tobytes()))
+        found.append(("FP32", list(value.shape), value, np.asarray(answer).tobytes()))
     return found
 
 

@@ -31,6 +31,9 @@ TRADED: Final = ("SOLICITED", "BID", "COUNTERED", "DECLINED", "AWARDED", "GRANTE
 SETTLE_S: Final = 60.0
 LOAD_BEFORE_KILL: Final = 40
 """Requests answered before the kill, so that it strikes under load."""
+LOAD_BEFORE_MOVE: Final = 10
+METERS_REST_S: Final = 2.5
+"""Longer than a node lets pass between two reports of what it served."""
 
 
 class Narrator(Protocol):
@@ -40,6 +43,7 @@ class Narrator(Protocol):
     def say(self, text: str) -> None: ...
     def plan(self, plan: operator_pb2.PlanReply) -> None: ...
     def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None: ...
+    def migration(self, migration: operator_pb2.MigrationView) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Report:
     energy_sources: dict[str, str] = field(default_factory=dict)
     predictions: list[dict[str, Any]] = field(default_factory=list)
     moves: list[str] = field(default_factory=list)
+    migration: dict[str, Any] = field(default_factory=dict)
     load: dict[str, Any] = field(default_factory=dict)
     federation: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -173,25 +178,79 @@ class Demo:
         return joules
 
     def _save_energy(self, api: Region, up: Up, files: ocr.Files, fast: float) -> None:
-        self._tell.section("The policy changes from lowest latency to lowest energy")
-        plan = self._apply(api, "frugal.yaml")
+        self._tell.section(
+            "The policy changes from lowest latency to lowest energy: both models move, live, under load"
+        )
+        line = _line_of(files)
+        with Inference(up.client) as client:
+            expected = client.infer(RECOGNISE, {"x": line}).outputs
+        load = Load(up.client, RECOGNISE, {"x": line}, expected, clients=2)
+        load.start()
+        try:
+            self._wait(lambda: len(load.calls) >= LOAD_BEFORE_MOVE, 60.0, "the load to run")
+            plan = self._apply(api, "frugal.yaml")
+            rows = self._settled(api, plan)
+            moved = self._wait(lambda: _ended_move(api, RECOGNISE), SETTLE_S, "the move to end")
+            answered = len(load.calls)
+            self._wait(lambda: len(load.calls) >= answered + LOAD_BEFORE_MOVE, 60.0, "more load to be answered")
+        finally:
+            load.stop()
         self.report.moves = [
             f"{change.sign} {one.workload.name} {change.node}/{change.device}"
             for one in plan.workloads
             for change in one.changes
         ]
-        rows = self._settled(api, plan)
         self._tell.placements(rows)
         self.report.placed["least energy"] = _where(rows)
+        self._show_move(moved, load)
         self._check(
             "something moved",
             self.report.placed["fastest"] != self.report.placed["least energy"],
             str(self.report.moves),
         )
+        self._meters_rest(api)
         frugal = self._read(api, up, files, "least energy")
         title = "modelled, on emulated devices" if any(row.emulated for row in rows) else "measured"
         self._tell.say(f"a page costs {show_joules(frugal)} instead of {show_joules(fast)} ({title})")
         self._check("the move saves energy", frugal < fast, f"{show_joules(fast)} -> {show_joules(frugal)} ({title})")
+        self.report.migration |= {"joules_per_page_before": fast, "joules_per_page_after": frugal}
+
+    def _show_move(self, moved: operator_pb2.MigrationView, load: Load) -> None:
+        """Its stages and what was compared; what became of the requests meanwhile."""
+        self._tell.migration(moved)
+        sent, answered, verdict = len(load.calls), load.outcomes()["ok"], moved.verdict
+        self._tell.say(f"requests while it moved: {sent} sent, {answered} answered, {sent - answered} lost")
+        self.report.migration = {
+            "from": f"{moved.source.node}/{moved.source.device}",
+            "to": f"{moved.target.node}/{moved.target.device}",
+            "stages_s": {one.stage: round(one.at - moved.stages[0].at, 2) for one in moved.stages},
+            "verified": {
+                "against": verdict.against,
+                "inputs": verdict.inputs,
+                "samples": verdict.samples,
+                "worst": {f"{one.output or '(all)'} {one.metric}": one.worst for one in verdict.drifts},
+            },
+            "sent": sent,
+            "lost": sent - answered,
+            "wrong": load.wrong,
+        }
+        self._check("it was compared with the one that served", verdict.passed, f"{verdict.code} {verdict.reason}")
+        self._check("the move is done", moved.stage == "done", f"{moved.stage}: {moved.reason.code}")
+        self._check("no request was lost by the move", sent == answered, f"{dict(load.outcomes())}")
+        self._check("every answer stayed the same, bit for bit", load.wrong == 0, f"{load.wrong} of {answered} differ")
+
+    def _meters_rest(self, api: Region) -> None:
+        """Until everything that was served is reported: nothing more is, for a while."""
+        last, since = -1, 0.0
+
+        def rest() -> bool:
+            nonlocal last, since
+            now, count = time.monotonic(), now_requests(api)  # noqa: TID251 - measures
+            if count != last:
+                last, since = count, now
+            return now - since >= METERS_REST_S
+
+        self._wait(rest, 30.0, "the meters to report")
 
     def _kill(self, api: Region, up: Up, files: ocr.Files) -> None:
         self._tell.section("Two replicas on two nodes; then one machine dies under load")
@@ -389,6 +448,13 @@ class Demo:
 def _line_of(files: ocr.Files) -> ocr.Floats:
     """One line of the page, as the recogniser takes it."""
     return ocr.line_input(Image.open(files.page).convert("RGB").crop((0, 45, 384, 68)))
+
+
+def _ended_move(api: Region, workload: str) -> operator_pb2.MigrationView | None:
+    """Its newest migration, once that is over."""
+    found = (one for one in api.get("migrations").migrations if one.workload.name == workload)
+    newest = max(found, key=lambda one: one.stages[0].at, default=None)
+    return newest if newest is not None and newest.stage in ("done", "aborted") else None
 
 
 def now_requests(api: Region) -> int:

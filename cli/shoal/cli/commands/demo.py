@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from shoal.cli.commands.dev import link, show_up
+from shoal.cli.render.migrations import show_migration
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.plan import show_plan
 from shoal.cli.render.resources import show
@@ -31,6 +32,9 @@ class _Told:
     def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None:
         show("placements", rows, wide=False)
 
+    def migration(self, migration: operator_pb2.MigrationView) -> None:
+        show_migration(migration)
+
 
 class _Silent(_Told):
     """For a program that wants the report only."""
@@ -43,6 +47,8 @@ class _Silent(_Told):
 
     def placements(self, rows: Sequence[operator_pb2.PlacementView]) -> None: ...
 
+    def migration(self, migration: operator_pb2.MigrationView) -> None: ...
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else.")
@@ -50,8 +56,8 @@ class _Silent(_Told):
 @click.option("--data-dir", type=click.Path(path_type=Path), help="With --keep: where its state lies.")
 @link
 def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
-    """A region of four agents reads a page, moves the work for energy's sake, loses a machine under load, and has
-    another region run what it has no place for.
+    """A region of four agents reads a page, moves the work for energy's sake while it is asked, loses a machine under
+    load, and has another region run what it has no place for.
 
     Real models, real input, real processes; the accelerators are emulated and say so. Status 1 when an expectation
     fails.
