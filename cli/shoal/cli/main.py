@@ -27,6 +27,7 @@ from shoal.cli.commands import (
     plan,
     policy,
     region,
+    rollback,
     token,
     validate,
 )
@@ -52,6 +53,8 @@ _VERBS: tuple[click.Command, ...] = (
     cordon.uncordon,
     migrate.migrate,
     migrate.drain,
+    rollback.rollback,
+    rollback.history,
     node.node,
     ca.ca,
     region.region,
@@ -63,8 +66,6 @@ _VERBS: tuple[click.Command, ...] = (
 
 
 LATER: dict[str, str] = {
-    "rollback": "migration",
-    "history": "migration",
     "trace": "compose",
     "backup": "compose",
     "restore": "compose",

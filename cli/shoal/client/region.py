@@ -40,7 +40,7 @@ PAUSE_S: Final = 0.25
 ROUNDS: Final = 10
 """Tries of one call: who leads may be another one by then."""
 READS: Final = frozenset(
-    {"WhoAmI", "Plan", "Get", "Explain", "CanMove", "Doctor", "GetAuthority", "GetFederation", "List"}
+    {"WhoAmI", "Plan", "Get", "Explain", "CanMove", "History", "Doctor", "GetAuthority", "GetFederation", "List"}
 )
 """Methods that change nothing."""
 _UNSENT: Final = "failed to connect"
@@ -157,6 +157,20 @@ class Region:
         self, documents: Sequence[operator_pb2.Document], digests: Mapping[str, str] | None = None, plan_hash: str = ""
     ) -> operator_pb2.ApplyReply:
         request = operator_pb2.ApplyRequest(documents=documents, digests=digests or {}, plan_hash=plan_hash)
+        return self._call("Apply", request)  # type: ignore[no-any-return]
+
+    def history(self, tenant: str, name: str) -> tuple[operator_pb2.RevisionView, ...]:
+        """Of a workload and the policies that its revisions name, the oldest first."""
+        key = nouns_pb2.WorkloadKey(tenant=tenant, name=name)
+        return tuple(self._call("History", operator_pb2.HistoryRequest(workload=key)).revisions)
+
+    def plan_rollback(self, tenant: str, name: str, to: int = 0) -> operator_pb2.PlanReply:
+        """What `rollback` would do."""
+        return self._call("Plan", operator_pb2.PlanRequest(rollback=_rollback(tenant, name, to)))  # type: ignore[no-any-return]
+
+    def rollback(self, tenant: str, name: str, to: int = 0, plan_hash: str = "") -> operator_pb2.ApplyReply:
+        """Applies an earlier revision of a workload, with its models. to: 0 is the one before the one that holds."""
+        request = operator_pb2.ApplyRequest(rollback=_rollback(tenant, name, to), plan_hash=plan_hash)
         return self._call("Apply", request)  # type: ignore[no-any-return]
 
     def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
@@ -371,6 +385,10 @@ class Region:
             "the region's coordinator",
             "check that it runs (shoal dev status) and that the context's address is right",
         )
+
+
+def _rollback(tenant: str, name: str, to: int) -> operator_pb2.RollbackTo:
+    return operator_pb2.RollbackTo(workload=nouns_pb2.WorkloadKey(tenant=tenant, name=name), revision=to)
 
 
 def _leading(answers: Mapping[str, operator_pb2.WhoAmIReply]) -> str:

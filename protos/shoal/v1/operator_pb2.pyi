@@ -126,6 +126,32 @@ class Document(_message.Message):
 Global___Document: _TypeAlias = Document  # noqa: Y015
 
 @_typing.final
+class RollbackTo(_message.Message):
+    """Instead of documents: a workload as an earlier revision of it was, with the models that it was pinned to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """0: the one before the one that holds."""
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
+    def __init__(
+        self,
+        *,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackTo: _TypeAlias = RollbackTo  # noqa: Y015
+
+@_typing.final
 class PlanRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -152,6 +178,7 @@ class PlanRequest(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     ONLY_DRIFT_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    ROLLBACK_FIELD_NUMBER: _builtins.int
     only_drift: _builtins.bool
     """Empty documents and true: the stored documents as they are (what would change now)."""
     @_builtins.property
@@ -160,16 +187,19 @@ class PlanRequest(_message.Message):
     def digests(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Model source as written -> sha256:<hex> of the pushed bytes. A source not listed is the name or digest of a pushed model."""
 
+    @_builtins.property
+    def rollback(self) -> Global___RollbackTo: ...
     def __init__(
         self,
         *,
         documents: _abc.Iterable[Global___Document] | None = ...,
         only_drift: _builtins.bool = ...,
         digests: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        rollback: Global___RollbackTo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rollback", b"rollback"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "documents", b"documents", "only_drift", b"only_drift"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "documents", b"documents", "only_drift", b"only_drift", "rollback", b"rollback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -696,21 +726,25 @@ class ApplyRequest(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     PLAN_HASH_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    ROLLBACK_FIELD_NUMBER: _builtins.int
     plan_hash: _builtins.str
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]: ...
     @_builtins.property
     def digests(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def rollback(self) -> Global___RollbackTo: ...
     def __init__(
         self,
         *,
         documents: _abc.Iterable[Global___Document] | None = ...,
         plan_hash: _builtins.str = ...,
         digests: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        rollback: Global___RollbackTo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rollback", b"rollback"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "documents", b"documents", "plan_hash", b"plan_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "documents", b"documents", "plan_hash", b"plan_hash", "rollback", b"rollback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -748,6 +782,130 @@ class ApplyReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApplyReply: _TypeAlias = ApplyReply  # noqa: Y015
+
+@_typing.final
+class HistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
+    def __init__(
+        self,
+        *,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryRequest: _TypeAlias = HistoryRequest  # noqa: Y015
+
+@_typing.final
+class RevisionView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PinnedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    APPLIED_AT_FIELD_NUMBER: _builtins.int
+    APPLIED_BY_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    REPEATS_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Workload or Policy"""
+    name: _builtins.str
+    revision: _builtins.int
+    applied_at: _builtins.float
+    applied_by: _builtins.str
+    current: _builtins.bool
+    """It holds."""
+    repeats: _builtins.int
+    """The earlier revision that it is the same as; 0: none."""
+    document: _builtins.str
+    """The document, canonical, one line."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it changed of the one before it: `- field: value`, `+ field: value`. Empty for the oldest that is kept."""
+
+    @_builtins.property
+    def pinned(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Model source -> digest."""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sources whose bytes were removed since: no way back to it."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        applied_at: _builtins.float = ...,
+        applied_by: _builtins.str = ...,
+        current: _builtins.bool = ...,
+        changes: _abc.Iterable[_builtins.str] | None = ...,
+        pinned: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+        repeats: _builtins.int = ...,
+        document: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_at", b"applied_at", "applied_by", b"applied_by", "changes", b"changes", "current", b"current", "document", b"document", "gone", b"gone", "kind", b"kind", "name", b"name", "pinned", b"pinned", "repeats", b"repeats", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevisionView: _TypeAlias = RevisionView  # noqa: Y015
+
+@_typing.final
+class HistoryReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def revisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RevisionView]:
+        """The oldest first."""
+
+    def __init__(
+        self,
+        *,
+        revisions: _abc.Iterable[Global___RevisionView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revisions", b"revisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryReply: _TypeAlias = HistoryReply  # noqa: Y015
 
 @_typing.final
 class GetRequest(_message.Message):

@@ -54,6 +54,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.GetRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.GetReply.FromString,
                 _registered_method=True)
+        self.History = channel.unary_unary(
+                '/shoal.v1.Operator/History',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.HistoryReply.FromString,
+                _registered_method=True)
         self.Delete = channel.unary_unary(
                 '/shoal.v1.Operator/Delete',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.DeleteRequest.SerializeToString,
@@ -181,6 +186,13 @@ class OperatorServicer:
 
     def Get(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def History(self, request, context):
+        """Every revision of a workload that is kept, and of the policies that they name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -339,6 +351,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.GetRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.GetReply.SerializeToString,
+            ),
+            'History': grpc.unary_unary_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.HistoryRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.HistoryReply.SerializeToString,
             ),
             'Delete': grpc.unary_unary_rpc_method_handler(
                     servicer.Delete,
@@ -549,6 +566,33 @@ class Operator:
             '/shoal.v1.Operator/Get',
             shoal_dot_v1_dot_operator__pb2.GetRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.GetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/History',
+            shoal_dot_v1_dot_operator__pb2.HistoryRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.HistoryReply.FromString,
             options,
             channel_credentials,
             insecure,

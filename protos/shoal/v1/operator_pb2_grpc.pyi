@@ -37,6 +37,8 @@ class OperatorStub:
     Apply: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ApplyRequest, _operator_pb2.ApplyReply]
     """Computes again; refuses PLAN_STALE when `plan_hash` is given and a decision would differ."""
     Get: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetRequest, _operator_pb2.GetReply]
+    History: _grpc.UnaryUnaryMultiCallable[_operator_pb2.HistoryRequest, _operator_pb2.HistoryReply]
+    """Every revision of a workload that is kept, and of the policies that they name."""
     Delete: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DeleteRequest, _operator_pb2.DeleteReply]
     Explain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ExplainRequest, _operator_pb2.ExplainReply]
     CanMove: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CanMoveRequest, _operator_pb2.CanMoveReply]
@@ -80,6 +82,8 @@ class OperatorAsyncStub(OperatorStub):
     Apply: _aio.UnaryUnaryMultiCallable[_operator_pb2.ApplyRequest, _operator_pb2.ApplyReply]  # type: ignore[assignment]
     """Computes again; refuses PLAN_STALE when `plan_hash` is given and a decision would differ."""
     Get: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetRequest, _operator_pb2.GetReply]  # type: ignore[assignment]
+    History: _aio.UnaryUnaryMultiCallable[_operator_pb2.HistoryRequest, _operator_pb2.HistoryReply]  # type: ignore[assignment]
+    """Every revision of a workload that is kept, and of the policies that they name."""
     Delete: _aio.UnaryUnaryMultiCallable[_operator_pb2.DeleteRequest, _operator_pb2.DeleteReply]  # type: ignore[assignment]
     Explain: _aio.UnaryUnaryMultiCallable[_operator_pb2.ExplainRequest, _operator_pb2.ExplainReply]  # type: ignore[assignment]
     CanMove: _aio.UnaryUnaryMultiCallable[_operator_pb2.CanMoveRequest, _operator_pb2.CanMoveReply]  # type: ignore[assignment]
@@ -144,6 +148,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.GetReply, _abc.Awaitable[_operator_pb2.GetReply]]: ...
+
+    @_abc_1.abstractmethod
+    def History(
+        self,
+        request: _operator_pb2.HistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.HistoryReply, _abc.Awaitable[_operator_pb2.HistoryReply]]:
+        """Every revision of a workload that is kept, and of the policies that they name."""
 
     @_abc_1.abstractmethod
     def Delete(

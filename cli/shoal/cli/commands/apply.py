@@ -37,28 +37,35 @@ def apply(
         raise click.exceptions.Exit(255)
     with connected(context, region) as api:
         reply = api.apply(bundle.documents, push_sources(api, bundle), plan_hash)
-        if output in ("json", "yaml"):
-            emit(as_data(reply), output)
-        else:
-            show_plan(reply.plan, wide=output == "wide")  # or its problems
-        if reply.problems:
-            raise click.exceptions.Exit(255)
-        if reply.stale:
-            for text in reply.stale:
-                line(f"  differs: {text}")
-            raise ShoalError(
-                Refusal(
-                    Code.PLAN_STALE,
-                    f"the plan is now {reply.plan.hash}",
-                    f"plan {plan_hash}",
-                    "look at it again: shoal plan",
-                )
+        finish(api, reply, plan_hash, wait, timeout_s, output)
+
+
+def finish(
+    api: Region, reply: operator_pb2.ApplyReply, plan_hash: str, wait: bool, timeout_s: float, output: str
+) -> None:
+    """Says what came of an apply, and waits for it. Raises ShoalError(PLAN_STALE | DEADLINE_EXCEEDED)."""
+    if output in ("json", "yaml"):
+        emit(as_data(reply), output)
+    else:
+        show_plan(reply.plan, wide=output == "wide")  # or its problems
+    if reply.problems:
+        raise click.exceptions.Exit(255)
+    if reply.stale:
+        for text in reply.stale:
+            line(f"  differs: {text}")
+        raise ShoalError(
+            Refusal(
+                Code.PLAN_STALE,
+                f"the plan is now {reply.plan.hash}",
+                f"plan {plan_hash}",
+                "look at it again: shoal plan",
             )
-        if output == "table" and reply.revision:
-            line(f"applied, revision {reply.revision}")
-        if wait:
-            await_ready(api, [(plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads], timeout_s)
-            line("ready")
+        )
+    if output == "table" and reply.revision:
+        line(f"applied, revision {reply.revision}")
+    if wait:
+        await_ready(api, [(plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads], timeout_s)
+        line("ready")
 
 
 def await_ready(api: Region, workloads: list[tuple[str, str]], timeout_s: float) -> None:

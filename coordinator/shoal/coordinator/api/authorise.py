@@ -44,6 +44,7 @@ RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.Operator/Plan": _READ,
     "/shoal.v1.Operator/Apply": _WRITE,
     "/shoal.v1.Operator/Get": _READ,
+    "/shoal.v1.Operator/History": _READ,
     "/shoal.v1.Operator/Delete": _WRITE,
     "/shoal.v1.Operator/Explain": _READ,
     "/shoal.v1.Operator/CanMove": _READ,

@@ -1,6 +1,6 @@
 """The operator API: what the command line, scripts and the dashboard call. Each change leaves an audit entry."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -9,7 +9,7 @@ from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.events import events, newest
 from shoal.coordinator.api.migrations import migration_view, migration_views, unmoved_view
 from shoal.coordinator.api.prospects import prospect_view
-from shoal.coordinator.controllers import doctor
+from shoal.coordinator.controllers import doctor, revisions
 from shoal.coordinator.controllers.catalog import DocumentKey
 from shoal.coordinator.controllers.enrolment import BEARER, Enrolment
 from shoal.coordinator.controllers.following import Following
@@ -123,25 +123,42 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
         actor = identity_of_context(context).uri
-        planned = self._region.workloads.plan(_texts(request.documents), dict(request.digests), actor)
+        texts, digests = await self._asked(request)
+        planned = self._region.workloads.plan(texts, digests, actor)
         plans = planned.plan.workloads if planned.plan is not None else ()
         found = await outlooks(self._region.trades, planned.proposal.catalog, plans)
         return views.plan_view(planned, self._clock.wall(), self._region.signals.refusals, found)
 
     async def Apply(self, request: operator_pb2.ApplyRequest, context: Any) -> operator_pb2.ApplyReply:
         actor = identity_of_context(context).uri
-        applied = await self._region.workloads.apply(
-            _texts(request.documents), dict(request.digests), request.plan_hash, actor
-        )
+        texts, digests = await self._asked(request)
+        applied = await self._region.workloads.apply(texts, digests, request.plan_hash, actor)
         outcome = "stale" if applied.stale else "refused" if applied.planned.problems else "applied"
         names = ", ".join(f"{change.kind} {change.name}" for change in applied.planned.documents)
-        await self._audit.note(actor, "Apply", names, outcome)
+        action = "Rollback" if request.HasField("rollback") else "Apply"
+        await self._audit.note(actor, action, names, outcome)
         return operator_pb2.ApplyReply(
             problems=[views.problem_view(problem) for problem in applied.planned.problems],
             plan=views.plan_view(applied.planned, self._clock.wall(), self._region.signals.refusals),
             stale=applied.stale,
             revision=applied.revision,
         )
+
+    async def _asked(
+        self, request: operator_pb2.PlanRequest | operator_pb2.ApplyRequest
+    ) -> tuple[Sequence[tuple[str, str]], Mapping[str, str]]:
+        """Texts and digests, as they were sent or as an earlier revision has them."""
+        if not request.HasField("rollback"):
+            return [(document.name, document.text) for document in request.documents], dict(request.digests)
+        if request.documents or request.digests:
+            raise refuse(Code.INVALID_ARGUMENT, "documents beside a rollback", "one of them", "ask for one at a time")
+        catalog, to = self._region.workloads.catalog, request.rollback
+        return await revisions.proposed(self._store, catalog, _key(to.workload), to.revision)
+
+    async def History(self, request: operator_pb2.HistoryRequest, context: Any) -> operator_pb2.HistoryReply:
+        catalog = self._region.workloads.catalog
+        found = await revisions.history(self._store, catalog, _key(request.workload))
+        return operator_pb2.HistoryReply(revisions=[views.revision_view(revision) for revision in found])
 
     async def Get(self, request: operator_pb2.GetRequest, context: Any) -> operator_pb2.GetReply:
         if self._following is not None and (refusal := self._following.elsewhere("Get", request.kind)) is not None:
@@ -182,7 +199,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
     async def Explain(self, request: operator_pb2.ExplainRequest, context: Any) -> operator_pb2.ExplainReply:
         controller, fleet = self._region.workloads, self._region.fleet.fleet
-        key = WorkloadKey(request.workload.tenant or "default", request.workload.name)
+        key = _key(request.workload)
         plan = controller.explain(key)
         listed = [view for view in views.workload_views(controller, fleet) if _key(view.workload) == key]
         found = await outlooks(self._region.trades, controller.catalog, (plan,))
@@ -209,7 +226,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
 
     async def Migrate(self, request: operator_pb2.MigrateRequest, context: Any) -> operator_pb2.MigrateReply:
         actor = identity_of_context(context).uri
-        key = WorkloadKey(request.workload.tenant or "default", request.workload.name)
+        key = _key(request.workload)
         begun = await self._region.moving.migrate(key, Aim.parse(request.to), actor, replica=request.replica)
         await self._audit.note(actor, "Migrate", f"{key} to {request.to}", begun.id)
         return operator_pb2.MigrateReply(migration=self._migration(begun))
@@ -416,10 +433,6 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         return reply
 
 
-def _texts(documents: Any) -> list[tuple[str, str]]:
-    return [(document.name, document.text) for document in documents]
-
-
 def _filter(reply: operator_pb2.GetReply, name: str, tenant: str) -> None:
     """Leaves what has this name and tenant, in whichever list was filled."""
     for field, values in reply.ListFields():
@@ -459,7 +472,7 @@ def _matches(field: str, value: Any, name: str, tenant: str) -> bool:
 
 
 def _key(key: nouns_pb2.WorkloadKey) -> WorkloadKey:
-    return WorkloadKey(key.tenant, key.name)
+    return WorkloadKey(key.tenant or "default", key.name)
 
 
 def _unknown_kind(kind: str, known: tuple[str, ...]) -> ShoalError:

@@ -13,8 +13,10 @@ from shoal.coordinator.controllers.members import Rotation
 from shoal.coordinator.controllers.membership import Membership
 from shoal.coordinator.controllers.outlook import Bid, Outlook
 from shoal.coordinator.controllers.publishers import Judged
+from shoal.coordinator.controllers.revisions import Revision
 from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
+from shoal.coordinator.core.migration.model import Cause
 from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, State, Stopping
 from shoal.coordinator.core.negotiation.model import Active, Awarding, Resting, Soliciting, Trade, Withdrawing
 from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
@@ -82,6 +84,23 @@ def document_view(stored: StoredDocument) -> operator_pb2.DocumentView:
         applied_at=stored.applied_at,
         applied_by=stored.applied_by,
         text=stored.text,
+    )
+
+
+def revision_view(revision: Revision) -> operator_pb2.RevisionView:
+    stored = revision.document
+    return operator_pb2.RevisionView(
+        kind=stored.kind,
+        name=stored.name,
+        revision=stored.revision,
+        applied_at=stored.applied_at,
+        applied_by=stored.applied_by,
+        current=revision.current,
+        changes=revision.lines,
+        pinned=stored.pinned,
+        gone=revision.gone,
+        repeats=revision.repeats,
+        document=stored.text,
     )
 
 
@@ -481,7 +500,12 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         document=stored.text if stored is not None else "",
         relaxed=plan.relaxed if plan is not None else (),
     )
-    if view.state == READY and (ready < wanted or plan is None or any(change.sign != "=" for change in plan.changes)):
+    if view.state == READY and (
+        ready < wanted
+        or plan is None
+        or any(change.sign != "=" for change in plan.changes)
+        or _is_behind(controller, intent)
+    ):
         view.state = PROGRESSING
     if view.state != READY:
         _explain_wait(view, waits)
@@ -498,6 +522,14 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         )
         view.reason.CopyFrom(refusal_view(why))
     return view
+
+
+def _is_behind(controller: WorkloadsController, intent: Intent) -> bool:
+    """Whether something still serves as the documents before these had it."""
+    held = (one for desired in controller.desired.values() for one in desired.assignments if one.workload == intent.key)
+    return any(one.revision < intent.revision and not one.draining for one in held) or any(
+        move.workload == intent.key and move.cause is Cause.DOCUMENTS for move in controller.migrations.live
+    )
 
 
 def _explain_wait(view: operator_pb2.WorkloadView, waits: list[Wait]) -> None:

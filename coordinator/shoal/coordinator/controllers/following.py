@@ -11,7 +11,7 @@ from shoal.coordinator.ports import Clock, Compacted, Election, Store
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import Seconds
 
-READ: Final = frozenset({"WhoAmI", "Get", "Events", "GetAuthority", "List"})
+READ: Final = frozenset({"WhoAmI", "Get", "History", "Events", "GetAuthority", "List"})
 """Methods that a follower answers, of `Get` those kinds of which all is in the store: no reading or liveness, which
 only the leader hears, no plan, which is made of them, and no price of a feed, which only the leader reads."""
 STORED: Final = frozenset({"tokens", "events", "policies", "tenants", "ledger"})
