@@ -1,11 +1,12 @@
 """Small ONNX models made on the spot, and the real ones that come inside wheels."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -194,8 +195,9 @@ def rounded(data: bytes, kind: Any) -> bytes:
     return found.SerializeToString(deterministic=True)
 
 
-def quantised(data: bytes, folder: Path) -> bytes:
-    """ONNX Runtime's own dynamic quantisation to int8 of the weights that are multiplied. folder: for its files."""
+def quantised(data: bytes, folder: Path, *operators: str) -> bytes:
+    """ONNX Runtime's own dynamic quantisation to int8 of the weights that these operators multiply, by default of
+    MatMul. folder: for its files."""
     from onnxruntime.quantization import quantize_dynamic
 
     found = onnx.load_from_string(data)
@@ -206,7 +208,7 @@ def quantised(data: bytes, folder: Path) -> bytes:
         found.graph.node.remove(node)
     whole, made = folder / "whole.onnx", folder / "int8.onnx"
     onnx.save(found, whole)
-    quantize_dynamic(whole, made, op_types_to_quantize=["MatMul"])
+    quantize_dynamic(whole, made, op_types_to_quantize=operators or ["MatMul"])
     return made.read_bytes()
 
 
@@ -217,3 +219,27 @@ def broken(data: bytes, operator: str, other: str, which: int = -1) -> bytes:
     node.op_type = other
     del node.attribute[:]
     return found.SerializeToString(deterministic=True)
+
+
+def wrong_readers(right: bytes, folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Of text: perturbed weights, wrong precision, broken operators."""
+    for seed, noise in enumerate((0.001, 0.01, 0.1)):
+        yield f"weights off by {noise:g}", perturbed(right, noise, seed)
+    yield "weights of fp16", rounded(right, np.float16)
+    yield "weights of bf16", rounded(right, ml_dtypes.bfloat16)
+    yield "weights of int8", quantised(right, folder)
+    for operator, other, which in (
+        ("Sigmoid", "Tanh", 0), ("Mul", "Add", -1), ("ReduceMean", "ReduceSum", 0), ("Relu", "Abs", 0),
+    ):  # fmt: skip
+        yield f"{operator} {which} made {other}", broken(right, operator, other, which)
+
+
+def wrong_sorters(right: bytes, folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Of files: the same."""
+    for seed, noise in enumerate((0.1, 0.2, 0.5)):
+        yield f"weights off by {noise:g}", perturbed(right, noise, seed)
+    yield "weights of fp8", rounded(right, ml_dtypes.float8_e4m3fn)
+    yield "weights of fp8 with two bits", rounded(right, ml_dtypes.float8_e5m2)
+    yield "weights of int8", quantised(right, folder)
+    for operator, other, which in (("Tanh", "Sigmoid", 0), ("Max", "Min", 1), ("Sub", "Add", 0), ("Add", "Sub", 5)):
+        yield f"{operator} {which} made {other}", broken(right, operator, other, which)

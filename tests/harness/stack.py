@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -268,9 +268,13 @@ def answer_of(asked: Hashable) -> Hashable:
 _NO_ANSWER = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL"})
 
 
+def numbers(asked: int) -> tuple[Tensor, ...]:
+    return (Tensor("x", "FP32", (1, 4), struct.pack("<4f", -asked, asked, asked + 0.5, 0.0)),)
+
+
 @dataclass
 class Load:
-    """Clients of one workload of `harness.crafted.relu`, on a thread of their own.
+    """Clients of one workload, by default of `harness.crafted.relu`, on a thread of their own.
 
     Each sends its next request when the last was answered, `rate` a second at most. Every request has its own right
     answer; each client keeps its own history.
@@ -283,6 +287,7 @@ class Load:
     rate: float = 30.0
     timeout_s: float = 30.0
     host: str = "127.0.0.1"
+    inputs: Callable[[int], tuple[Tensor, ...]] = numbers
     histories: list[History] = field(default_factory=list)
     _clock: SystemClock = field(default_factory=SystemClock)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -335,9 +340,9 @@ class Load:
         since = self.now() + after_s
         wait_until(lambda: self.answered(since) >= count, PATIENCE_S + after_s, f"{count} more answers")
 
-    def verdict(self) -> Verdict:
-        """After the load has ended."""
-        return judge(self.histories, answer_of)
+    def verdict(self, answer: Callable[[Hashable], Hashable] = answer_of) -> Verdict:
+        """After the load has ended. answer: the right one to each question."""
+        return judge(self.histories, answer)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -351,9 +356,8 @@ class Load:
             due = asyncio.get_running_loop().time() + 1 / self.rate
             asked = (asked + self.clients) % 2**20
             call = history.begin(asked, self.now())
-            x = Tensor("x", "FP32", (1, 4), struct.pack("<4f", -asked, asked, asked + 0.5, 0.0))
             try:
-                answer = await client.infer(self.workload, (x,), timeout=self.timeout_s)
+                answer = await client.infer(self.workload, self.inputs(asked), timeout=self.timeout_s)
                 history.end(call, Outcome.OK, answer.outputs[0].raw, self.now())
             except Failed as error:
                 told = error.code or error.status not in _NO_ANSWER

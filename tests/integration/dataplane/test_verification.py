@@ -1,14 +1,13 @@
 """A new replica compared with the one that it takes over from: real fronts and workers of two nodes of a region."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
@@ -260,30 +259,6 @@ def work_of_model(content: bytes) -> Work:
     return work_of(profile)
 
 
-def wrong_readers(right: bytes, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Of text: perturbed weights, wrong precision, broken operators."""
-    for seed, noise in enumerate((0.001, 0.01, 0.1)):
-        yield f"weights off by {noise:g}", onnx_models.perturbed(right, noise, seed)
-    yield "weights of fp16", onnx_models.rounded(right, np.float16)
-    yield "weights of bf16", onnx_models.rounded(right, ml_dtypes.bfloat16)
-    yield "weights of int8", onnx_models.quantised(right, folder)
-    for operator, other, which in (
-        ("Sigmoid", "Tanh", 0), ("Mul", "Add", -1), ("ReduceMean", "ReduceSum", 0), ("Relu", "Abs", 0),
-    ):  # fmt: skip
-        yield f"{operator} {which} made {other}", onnx_models.broken(right, operator, other, which)
-
-
-def wrong_sorters(right: bytes, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Of files: the same."""
-    for seed, noise in enumerate((0.1, 0.2, 0.5)):
-        yield f"weights off by {noise:g}", onnx_models.perturbed(right, noise, seed)
-    yield "weights of fp8", onnx_models.rounded(right, ml_dtypes.float8_e4m3fn)
-    yield "weights of fp8 with two bits", onnx_models.rounded(right, ml_dtypes.float8_e5m2)
-    yield "weights of int8", onnx_models.quantised(right, folder)
-    for operator, other, which in (("Tanh", "Sigmoid", 0), ("Max", "Min", 1), ("Sub", "Add", 0), ("Add", "Sub", 5)):
-        yield f"{operator} {which} made {other}", onnx_models.broken(right, operator, other, which)
-
-
 @pytest.mark.long
 async def test_twenty_targets_that_are_wrong_on_purpose_are_refused_and_right_ones_are_not(
     pair: Pair, tmp_path: Path
@@ -293,8 +268,8 @@ async def test_twenty_targets_that_are_wrong_on_purpose_are_refused_and_right_on
     readings: dict[str, float] = {}
     witnesses, moves = [], ("m-1", "m-2", "m-3")
     for name, path, wrongs in (
-        (TEXT, onnx_models.recogniser(), wrong_readers),
-        (FILES, onnx_models.magika(), wrong_sorters),
+        (TEXT, onnx_models.recogniser(), onnx_models.wrong_readers),
+        (FILES, onnx_models.magika(), onnx_models.wrong_sorters),
     ):
         right = path.read_bytes()
         work = work_of_model(right)
