@@ -7,6 +7,7 @@ import click
 from shoal.cli.documents import push_sources, read
 from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
+from shoal.cli.render.migrations import refusal_of
 from shoal.cli.render.output import emit, line
 from shoal.cli.render.plan import problems_of, show_plan, show_problems
 from shoal.client import Region
@@ -64,18 +65,28 @@ def finish(
     if output == "table" and reply.revision:
         line(f"applied, revision {reply.revision}")
     if wait:
-        await_ready(api, [(plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads], timeout_s)
+        applied = [(plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads]
+        await_ready(api, applied, timeout_s, reply.plan.computed_at)
         line("ready")
 
 
-def await_ready(api: Region, workloads: list[tuple[str, str]], timeout_s: float) -> None:
-    """Returns when each is ready. Raises ShoalError(DEADLINE_EXCEEDED) naming the reason."""
+def await_ready(api: Region, workloads: list[tuple[str, str]], timeout_s: float, since: float) -> None:
+    """Returns when each is ready as its documents have it. since: when those were applied.
+
+    Raises ShoalError(DEADLINE_EXCEEDED) naming the reason; what a move after `since` was given up for, where the
+    workload has nowhere else to go: it serves on as it was."""
     end = time.monotonic() + timeout_s  # noqa: TID251 - a command's own deadline
     while True:
         views = {(v.workload.tenant, v.workload.name): v for v in api.get("workloads").workloads}
         waiting = [views[key] for key in workloads if key in views and views[key].state != "ready"]
         if not waiting:
             return
+        stuck = {(v.workload.tenant, v.workload.name) for v in waiting if v.state == "pending"}
+        moves = api.get("migrations").migrations if stuck else ()
+        for move in moves:
+            key = (move.workload.tenant, move.workload.name)
+            if key in stuck and move.stage == "aborted" and move.stages[0].at >= since:
+                raise refusal_of(move)
         if time.monotonic() > end:  # noqa: TID251
             raise refuse(Code.DEADLINE_EXCEEDED, _why(waiting[0]), f"ready within {timeout_s:g}s", "shoal explain it")
         time.sleep(0.1)  # noqa: TID251

@@ -87,8 +87,8 @@ async def proposed(
         raise ShoalError(
             Refusal(
                 Code.MODEL_UNKNOWN,
-                f"revision {wanted} of {workload} ran {source!s:.80} as {document.pinned[source]}, which was removed",
-                "a model whose bytes are here",
+                f"revision {wanted} of {workload} had {source!s:.80} as {document.pinned[source]}, which was removed",
+                "bytes that are here",
                 "push those very bytes again, or choose another revision",
             )
         )
@@ -105,7 +105,8 @@ async def _line(store: Store, catalog: Catalog, key: DocumentKey) -> list[Revisi
 def _told(line: Sequence[StoredDocument], catalog: Catalog) -> Iterator[Revision]:
     for index, each in enumerate(line):
         same = next((old.revision for old in line[:index] if old.digest == each.digest), 0)
-        gone = tuple(source for source, digest in each.pinned.items() if catalog.digest_of(digest) is None)
+        here = {*catalog.models, *catalog.packs}
+        gone = tuple(source for source, digest in each.pinned.items() if digest not in here)
         lines = tuple(differences(line[index - 1], each)) if index else ()
         yield Revision(each, lines, same, gone, index == len(line) - 1)
 
