@@ -71,7 +71,7 @@ class Like:
         (asked,) = slice_of(0)
         pixels = np.frombuffer(asked.raw, np.float32).reshape(asked.shape)
         sessions = (onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]) for model in models)
-        self._right = [session.run(None, {"x": pixels})[0].ravel() for session in sessions]
+        self._right = [np.ravel(np.asarray(session.run(None, {"x": pixels})[0])) for session in sessions]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, bytes):
