@@ -1,7 +1,7 @@
 """A gateway and a few agents that serve one workload in virtual time, for stories with one fault at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -24,9 +24,9 @@ DOCUMENTS = """apiVersion: shoal/v1
 kind: Policy
 metadata: {{name: text}}
 spec:
-  require: {{availability: {{{replicas}}}}}
+  require: {{availability: {{{replicas}}}{require}}}
   partition: {{{partition}}}
----
+{policy}---
 apiVersion: shoal/v1
 kind: Workload
 metadata: {{name: text}}
@@ -38,11 +38,14 @@ spec:
 
 @dataclass
 class Scene:
-    """The region, and clients who ask for its workload. partition: how its policy says so."""
+    """The region, and clients who ask for its workload. partition, require, policy: how its policy says so, more that
+    it requires, and more lines of it."""
 
     world: World
     cluster: Cluster
     partition: str = "serve: forever"
+    require: str = ""
+    policy: str = ""
     answers: list[tuple[float, float, Code | None]] = field(default_factory=list)
     """(sent, ended, the code; None: answered) of every request."""
     codes: set[str] = field(default_factory=set)
@@ -69,7 +72,9 @@ class Scene:
         """The workload with so many replicas, each on a node of its own."""
         assert self.cluster.region is not None
         spread = f"replicas: {replicas}, spread: node" if replicas > 1 else "replicas: 1"
-        text = DOCUMENTS.format(model=digest(0), replicas=spread, partition=self.partition)
+        text = DOCUMENTS.format(
+            model=digest(0), replicas=spread, partition=self.partition, require=self.require, policy=self.policy
+        )
         applied = await self.cluster.region.workloads.apply([("text.yaml", text)], {}, "", WHO)
         assert not applied.planned.problems
 
@@ -154,6 +159,9 @@ def tell(
     mqtt: bool = False,
     partition: str = "serve: forever",
     skews: tuple[float, ...] = (),
+    labels: Mapping[str, Mapping[str, str]] | None = None,
+    require: str = "",
+    policy: str = "",
 ) -> Scene:
     """The story in a region of its own; what the judge, the invariants or the world found fails the test.
 
@@ -167,7 +175,7 @@ def tell(
             world,
             Spec(
                 nodes={GATEWAY: (), **chips},
-                labels={},
+                labels=labels or {},
                 profiles={digest(0): profile(digest(0), 1e8, 2**20)},
                 behaviours={digest(0): Behaviour(load_s=LOAD_S, serve_s=0.02)},
                 datagrams=datagrams,
@@ -177,7 +185,7 @@ def tell(
         agents_first = [machine for machine in cluster.machines if machine.chips]
         for machine, skew in zip(agents_first, skews, strict=False):
             machine.clock.skew = skew
-        scenes.append(Scene(world, cluster, partition))
+        scenes.append(Scene(world, cluster, partition, require, policy))
         try:
             await scenes[0].up(replicas)
             await story(scenes[0])

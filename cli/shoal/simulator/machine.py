@@ -162,6 +162,8 @@ class Machine:
         self.supervisor: Process | None = None
         self.sink: asyncio.Queue[WorkerEvent] | None = None
         self.lost_devices: set[str] = set()
+        self.slowed = 1.0
+        """How many times as long as its model says a request takes here."""
         self.shows: Callable[[Reading], Reading] = _as_it_is
         """What its sensors make of a reading."""
         self.boots = 0
@@ -282,7 +284,7 @@ class Machine:
             return Code.REPLICA_UNREACHABLE, ""
         behaviour = self.models[worker.assignment.model]
         worker.in_flight += 1
-        await asyncio.sleep(self.chance.between(0.5, 1.5) * behaviour.serve_s)
+        await asyncio.sleep(self.chance.between(0.5, 1.5) * behaviour.serve_s * self.slowed)
         worker.in_flight -= 1
         if not worker.alive:
             worker.errors += 1
@@ -427,7 +429,7 @@ class Workers:
     async def stats(self) -> tuple[WorkerStats, ...]:
         self._process.gate("worker stats")
         return tuple(
-            WorkerStats(name, worker.in_flight, (_served(worker),))
+            WorkerStats(name, worker.in_flight, (_served(worker, self._machine.slowed),))
             for name, worker in sorted(self._machine.workers.items())
             if worker.ready is not None
         )
@@ -477,15 +479,15 @@ def _shows(machine: Machine, worker: Worker) -> str:
     return "other answers" if asked.device in machine.models[asked.model].wrong else "right answers"
 
 
-def _served(worker: Worker) -> Served:
+def _served(worker: Worker, slowed: float) -> Served:
     measured = worker.ready.measured if worker.ready else None
     p50 = measured.latency_p50_s if measured else Seconds(0.0)
     return Served(
         origin="",
         requests=worker.requests,
         errors=worker.errors,
-        latency_p50_s=p50,
-        latency_p95_s=Seconds(p50 * 1.5),
+        latency_p50_s=Seconds(p50 * slowed),
+        latency_p95_s=Seconds(p50 * 1.5 * slowed),
         joules=Joules(worker.requests * 0.1),
         energy_source=EnergySource.PROFILE,
     )

@@ -22,9 +22,10 @@ SETTLED_S: Final = Seconds(30.0)
 """After it was done so long, what a move brought is read."""
 
 
-def expected(scope: Scope, intent: Intent, source: Option, target: Option) -> Expected:
-    """A replica that would move from `source`, as it does there, to `target`."""
-    there = calibrated(scope, intent, source, target)
+def expected(scope: Scope, intent: Intent, source: Option, target: Option, calm: Option | None = None) -> Expected:
+    """A replica that would move from `source`, as it does there, to `target`. calm: as it did there without the load
+    of now, by which the target is judged; None: as `source`."""
+    there = calibrated(scope, intent, calm or source, target)
     replicas = intent.require.replicas
     new, old = values(scope, there, intent, replicas), values(scope, source, intent, replicas)
     return Expected(

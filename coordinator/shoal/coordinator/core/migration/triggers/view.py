@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.core.fleet.state import Liveness
-from shoal.coordinator.core.migration.expected import expected
+from shoal.coordinator.core.migration.expected import calibrated, expected
 from shoal.coordinator.core.migration.model import Cause, Done, Expected, Migration, Place, Proposal
 from shoal.coordinator.core.placement.books import opened
 from shoal.coordinator.core.placement.feasible import Option, Scope
@@ -114,11 +114,13 @@ class View:
     def forced(
         self, replica: Replica, cause: Cause, reason: str, require: Requirements, limits: Limits
     ) -> Proposal:  # fmt: skip
-        """It shall leave, to the place of all that fit which its objective gains most by, or loses least."""
-        intent = replica.intent
+        """It shall leave, to the place of all that fit which its objective gains most by, or loses least. What would
+        miss the same bounds if it is as far off its roofline as this place is does not fit."""
+        intent, calm, scope = replica.intent, replica.calm, self.scope
         found = [
-            (option, expected(self.scope, intent, replica.loaded, option))
+            (option, expected(scope, intent, replica.loaded, option, calm))
             for option in self.places(replica, require, limits)
+            if not any(scope.figure_faults(calibrated(scope, intent, calm, option), intent, require, limits))
         ]
         if not found:
             refusal = Refusal(Code.NO_CANDIDATE, "no other place that fits has room for it", "one")

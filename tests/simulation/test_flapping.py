@@ -1,0 +1,123 @@
+"""A signal that flaps around its threshold for an hour of virtual time: moves are few, and none is without reason.
+
+Must-show 9 of live moves, through the whole region: coordinator, store, agents, routes, clients.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import pytest
+from simulation.scene import Scene, tell
+
+from harness.report import record
+from shoal.coordinator.core.migration.budget import HOLD_S, RETURNS_S
+from shoal.coordinator.core.migration.model import Cause, Migration, Stage
+from shoal.coordinator.core.signals.model import SignalName
+from shoal.simulator.operators import WHO
+
+HOUR_S = 3600.0
+COOLDOWN_S = 300.0
+GAIN = 0.1
+FIXED = 0.4
+"""USD/h of the one node; the other's is the region's."""
+ASK_S = 0.5
+MOVES = "  migration: {when: {gain: 10%, cooldown: 5m}, shift: {steps: [50%, 100%], hold: 2s}, drain: 5s}\n"
+BEFORE_S = 2.0
+"""Between what a signal is and the look that acts on it."""
+
+Signal = list[tuple[float, bool]]
+"""Since when it was which."""
+Flap = Callable[[Scene, bool], Awaitable[None]]
+
+
+async def price(scene: Scene, high: bool) -> None:
+    """The region's price, a quarter above and below the other node's."""
+    assert scene.cluster.region is not None
+    await scene.cluster.region.signals.set(SignalName.PRICE, f"{FIXED * (1.25 if high else 0.75)} USD/h", WHO)
+
+
+async def load(scene: Scene, high: bool) -> None:
+    """So much of it that answers come five times as late, wherever they are from."""
+    for machine in scene.cluster.machines:
+        machine.slowed = 5.0 if high else 1.0
+
+
+def moved(scene: Scene) -> list[Migration]:
+    assert scene.cluster.region is not None
+    return sorted(scene.cluster.region.workloads.migrations.all.values(), key=lambda each: each.story[0].at)
+
+
+def flapped(
+    seed: int, flap: Flap, every_s: float, require: str = "", policy: str = ""
+) -> tuple[Scene, list[Migration], Signal]:
+    """The hour; what moved in it; when the signal was which (by the coordinator's clock on the wall)."""
+    signal: Signal = []
+    moves = list[Migration]()
+
+    async def story(scene: Scene) -> None:
+        async def flapping() -> None:
+            high = True
+            while True:
+                await flap(scene, high)
+                signal.append((scene.cluster.clock.wall(), high))
+                await asyncio.sleep(every_s)
+                high = not high
+
+        async with scene.load(every_s=ASK_S):
+            turning = asyncio.ensure_future(flapping())
+            await asyncio.sleep(HOUR_S)
+            turning.cancel()
+            await scene.until(lambda: all(each.is_over for each in moved(scene)), 120.0, "the last move to end")
+            moves.extend(moved(scene))
+
+    labels = {"edge-0": {"price": f"{FIXED} USD/h"}}
+    scene = tell(seed, 1, story, labels=labels, require=require, policy=policy)
+    return scene, moves, signal
+
+
+def apart(moves: list[Migration]) -> float:
+    """The shortest rest between two moves; by the law of the budget it is never less than it has to be."""
+    rests = [after.story[0].at - before.story[-1].at for before, after in pairwise(moves)]
+    for number, rest in enumerate(rests):
+        ended = moves[number].story[-1].at
+        times = sum(each.story[-1].at > ended - RETURNS_S for each in moves[: number + 1])
+        assert rest >= COOLDOWN_S * 2 ** max(0, times - 2), rests
+    return min(rests, default=HOUR_S)
+
+
+def tell_of(moves: list[Migration], signal: str, every_s: float) -> None:
+    record("moves-flapping", "S", 1, signal=signal, every_s=every_s, moves=len(moves), rest_s=apart(moves), lost=0)
+
+
+@pytest.mark.parametrize("every_s", [pytest.param(7.0, marks=pytest.mark.long), 45.0])
+def test_a_price_around_the_threshold(every_s: float) -> None:
+    scene, moves, signal = flapped(3, price, every_s, policy="  optimize: {cost: 1}\n" + MOVES)
+    assert scene.lost == 0, scene.failed[:3]
+    if every_s < HOLD_S:
+        assert moves == [], "it never holds"
+    else:
+        assert 2 <= len(moves) <= HOUR_S / COOLDOWN_S
+    for each in moves:
+        began, dear = each.story[0].at, each.source.node == "edge-1"
+        assert (each.stage, each.cause) == (Stage.DONE, Cause.PRICE)
+        assert each.expected is not None
+        assert each.expected.gain >= GAIN
+        held = [high for at, high in signal if began - HOLD_S <= at <= began - BEFORE_S]
+        held += [high for at, high in signal if at <= began - HOLD_S][-1:]
+        assert set(held) == {dear}, "it held for a while, and it was this node that was dear"
+    shortest = apart(moves)
+    record(
+        "moves-flapping", "S", 1, signal="price", every_s=every_s, moves=len(moves), shortest_rest_s=shortest, lost=0
+    )
+
+
+def test_a_load_around_the_bound() -> None:
+    """Warm-up says p95 30 ms; under load it is 150."""
+    scene, moves, _ = flapped(5, load, 45.0, require=", latency: {p95: 100ms}", policy=MOVES)
+    assert scene.lost == 0, scene.failed[:3]
+    assert 1 <= len(moves) <= HOUR_S / COOLDOWN_S
+    for each in moves:
+        assert (each.stage, each.cause) == (Stage.DONE, Cause.SLO)
+        assert "SLO_UNREACHABLE" in each.reason
+    tell_of(moves, "load", 45.0)
