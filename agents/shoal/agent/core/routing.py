@@ -172,6 +172,7 @@ def choose(
     session: str,
     now: Elapsed,
     seed: int,
+    opening: AbstractSet[str] = frozenset(),
 ) -> Endpoint | Refusal:
     """The endpoint for the next attempt, never a draining or a tried one; a refusal when none is left.
 
@@ -179,7 +180,8 @@ def choose(
     weight. So a light load is shared by weights (what a step of a migration counts on), a heavy one by how fast the
     replicas are. An ejected replica gets nothing until its time is over, then one request at a time, unless nothing
     else is left; those that stand by take over for as long as all others are ejected. session: requests of one session
-    meet one replica, as long as it takes requests.
+    meet one replica, as long as it takes requests. opening: replicas to which the way is not open yet; they get nothing
+    while another takes requests.
     """
     open_to_new = candidates(route, health, here, now)
     if not open_to_new:
@@ -192,7 +194,8 @@ def choose(
             "one that answers",
             "retry later",
         )
-    usable = [e for e in untried if _takes(health.get(e.assignment, WELL), now)] or untried
+    taking = [e for e in untried if _takes(health.get(e.assignment, WELL), now)]
+    usable = [e for e in taking if e.assignment not in opening] or taking or untried
     if len(usable) == 1:
         return usable[0]
     if session:

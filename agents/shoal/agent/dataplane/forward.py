@@ -206,6 +206,15 @@ class Peers:
                 with suppress(AttemptFailed):
                     self._channel(endpoint).get_state(try_to_connect=True)
 
+    def is_opening(self, endpoint: Endpoint) -> bool:
+        """Whether a request would have to wait for the way there; it begins to open. Of a worker here there is none,
+        and one that failed says so at once."""
+        if endpoint.kind is EndpointKind.LOCAL:
+            return False
+        with suppress(AttemptFailed):
+            return self._channel(endpoint).get_state(try_to_connect=True) in _OPENING
+        return False
+
     async def infer(self, endpoint: Endpoint, request: bytes, errand: Errand) -> bytes:
         """Raises AttemptFailed."""
         return await self._call(endpoint, f"/{SERVICE}/ModelInfer", request, errand.left_s, _said(endpoint, errand))

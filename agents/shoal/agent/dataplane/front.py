@@ -305,7 +305,7 @@ class DataPlane:
         failure: AttemptFailed | None = None
         seed = next(self._ids)
         while True:
-            picked = self._choose(route, tries.tried, flight.session, seed)
+            picked = self._pick(route, tries.tried, flight.session, seed)
             if isinstance(picked, Refusal):
                 raise failure or Refused(picked, Seconds(1.0))
             left = Seconds(flight.expires - self._clock.now())
@@ -529,8 +529,23 @@ class DataPlane:
             )
         return route
 
-    def _choose(self, route: Route, tried: frozenset[str], session: str, seed: int) -> Endpoint | Refusal:
-        return routing.choose(route, self._health, self._known.keys(), tried, session, self._clock.now(), seed)
+    def _pick(self, route: Route, tried: frozenset[str], session: str, seed: int) -> Endpoint | Refusal:
+        """As `_choose`; but who has no session does not wait for a way to open, which takes several round trips, while
+        another replica's is open. A way that is met so begins to open."""
+        first = picked = self._choose(route, tried, session, seed)
+        opening = frozenset[str]()
+        while not session and isinstance(picked, Endpoint) and self._peers.is_opening(picked):
+            if picked.assignment in opening:
+                return first  # all that are left
+            opening |= {picked.assignment}
+            picked = self._choose(route, tried, session, seed, opening)
+        return picked
+
+    def _choose(
+        self, route: Route, tried: frozenset[str], session: str, seed: int, opening: frozenset[str] = frozenset()
+    ) -> Endpoint | Refusal:
+        now = self._clock.now()
+        return routing.choose(route, self._health, self._known.keys(), tried, session, now, seed, opening)
 
     def _has_replica(self, route: Route) -> bool:
         return routing.ready(route, self._health, self._known.keys(), self._clock.now())

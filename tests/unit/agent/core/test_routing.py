@@ -54,6 +54,20 @@ def test_what_was_forwarded_here_keeps_to_this_nodes_own_table() -> None:
         )
 
 
+def test_a_request_does_not_wait_for_a_way_to_open_while_another_is_open() -> None:
+    both = route(endpoint("near"), endpoint("far", weight=9.0))
+
+    def chosen(health: dict[str, Health], opening: set[str]) -> Endpoint | Refusal:
+        return routing.choose(both, health, set(), set(), "", NOW, 1, opening)
+
+    assert picked(chosen({}, {"far"})) == "near"
+    assert picked(chosen({"near": Health(outstanding=50)}, {"far"})) == "near"
+    assert picked(chosen({"near": Health(ejected_until=Elapsed(NOW + 1))}, {"far"})) == "far", (
+        "better late than nowhere"
+    )
+    assert {picked(chosen({}, {"far", "near"}))} <= {"far", "near"}
+
+
 HEALTH = st.builds(
     Health,
     outstanding=st.integers(0, 5),
