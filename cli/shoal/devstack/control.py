@@ -70,19 +70,23 @@ class Control:
         store: str = "sqlite",
         neighbours: int | None = None,
         coordinators: int = 1,
+        fleet: tuple[tuple[str, str], ...] = (),
+        wake_scale: float = 1.0,
     ) -> Up:
         """Starts what is not running; everything enrolled, ready, measured and joined when it returns. All or nothing.
 
         agents: of each region. link: grpc, or mqtt over the host's own Mosquitto. federation: replicas of the service
         that the regions join; more than one need store etcd, the host's own. neighbours: agents of each region but the
-        first, if not as many. coordinators: of the first region; more than one need store etcd. Raises ShoalError with
-        the code of the part that failed, or CONFLICT while another is at it."""
+        first, if not as many. coordinators: of the first region; more than one need store etcd. fleet, wake_scale: as
+        in Asked. Raises ShoalError with the code of the part that failed, or CONFLICT while another is at it."""
         with self._alone():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
             try:
-                asked = layout.Asked(region, agents, link, regions, federation, store, neighbours, coordinators)
+                asked = layout.Asked(
+                    region, agents, link, regions, federation, store, neighbours, coordinators, fleet, wake_scale
+                )
                 return self._start(asked, say)
             except BaseException:
                 self.down()

@@ -227,8 +227,9 @@ class Keeper:
         for key, value in member.labels.items():
             command += ["--label", f"{key}={value}"]
         if member.emulate:
-            scale = layout.load(self._folder).time_scale
-            command += ["--no-cpu", "--emulate", member.emulate, "--time-scale", f"{scale:g}"]
+            stack = layout.load(self._folder)
+            command += ["--no-cpu", "--emulate", member.emulate, "--time-scale", f"{stack.time_scale:g}"]
+            command += ["--wake-scale", f"{stack.wake_scale:g}"]
         return command
 
     def _broker_dir(self, region: Stack) -> list[str]:

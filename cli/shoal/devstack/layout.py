@@ -64,12 +64,13 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Stack:
     """A local federation as `dev up` was asked for it. region: the first, where things are applied by default. link:
-    grpc or mqtt."""
+    grpc or mqtt. wake_scale: emulated devices that slept wake in so many times their profile's time."""
 
     region: str
     members: tuple[Member, ...]
     time_scale: float
     link: str = "grpc"
+    wake_scale: float = 1.0
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -135,7 +136,8 @@ def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What `dev up` is asked for. agents: of each region. federation: replicas of the service that the regions join;
-    0 for none. neighbours: agents of each region but the first, if not as many. coordinators: of the first region."""
+    0 for none. neighbours: agents of each region but the first, if not as many. coordinators: of the first region.
+    fleet: (name, profile) of the agents of each region, where they are not the first of `FLEET`."""
 
     region: str = REGION
     agents: int = 4
@@ -145,6 +147,8 @@ class Asked:
     store: str = "sqlite"
     neighbours: int | None = None
     coordinators: int = 1
+    fleet: tuple[tuple[str, str], ...] = ()
+    wake_scale: float = 1.0
 
     @classmethod
     def of(cls, stack: Stack) -> "Asked":
@@ -178,7 +182,7 @@ def compose(asked: Asked, ports: Mapping[str, int]) -> Stack:
         replace(member, addresses={use: f"{HERE}:{ports[f'{member.name}.{use}']}" for use in _uses(member.role, asked)})
         for member in _members(asked)
     )
-    return Stack(asked.region, members, 1.0, asked.link)
+    return Stack(asked.region, members, 1.0, asked.link, asked.wake_scale)
 
 
 def needed_ports(asked: Asked) -> tuple[str, ...]:
@@ -218,7 +222,7 @@ def _members(asked: Asked) -> tuple[Member, ...]:
             Member(f"{before}{name}", role, "", {}, {}, region) for name, role in _leading(asked.link, coordinators)
         ]
         count = asked.agents if number == 1 or asked.neighbours is None else asked.neighbours
-        for name, profile in fleet_of(count):
+        for name, profile in asked.fleet or fleet_of(count):
             price = PRICES.get(name, PRICES["plain-cpu"]) / number
             labels = {"price": f"{price:.4g} USD/h", "site": SITES.get(name, "hall")}
             members.append(Member(before + name, "agent", profile, labels, {}, region))
@@ -282,4 +286,4 @@ def load(folder: Path) -> Stack:
     except FileNotFoundError as cause:
         raise refuse(Code.NOT_FOUND, f"no local federation in {folder}", "one that runs", "shoal dev up") from cause
     members = tuple(Member(**{"region": data["region"], **member}) for member in data["members"])
-    return Stack(data["region"], members, data["time_scale"], data.get("link", "grpc"))
+    return Stack(data["region"], members, data["time_scale"], data.get("link", "grpc"), data.get("wake_scale", 1.0))

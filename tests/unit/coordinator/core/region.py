@@ -267,6 +267,7 @@ class Agent:
     up: bool = True
     heard: bool = True
     load_s: float = 2.0
+    p50_s: float = 0.02
     fail: Code | None = None
     verify_s: float = 1.0
     wrong: bool = False
@@ -310,7 +311,7 @@ class Agent:
         asked = each.verification
         if asked is None or asked.against is Against.NONE or each.id in self.verified:
             verdict = self.verified.get(each.id)
-            return observed(each, Phase.READY, measured=warm(), verdict=verdict, served=self.served)
+            return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)
         if now - self.since[each.id] < self.load_s + self.verify_s:
             return observed(each, Phase.VERIFYING, gives_up_at=Wall(START + now + 60))
         code = Code.VERIFY_FAILED if self.wrong else None
@@ -319,7 +320,7 @@ class Agent:
             again = Wall(START + now + 60)
             return observed(each, Phase.FAILED, code=code, reason="too far", verdict=verdict, gives_up_at=again)
         self.verified[each.id] = verdict
-        return observed(each, Phase.READY, measured=warm(), verdict=verdict, served=self.served)
+        return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)
 
 
 class Region:
@@ -339,6 +340,7 @@ class Region:
         self.delegated: dict[WorkloadKey, Delegated] = {}
         self.peers: tuple[PeerTrust, ...] = ()
         self.migrations: dict[str, Migration] = {}
+        self.facts = RegionFacts("eu-west", "eu")
         self.sensors: dict[str, Callable[[Reading], Reading]] = {}
         self.now = 0.0
         self.events: list[Happened] = []
@@ -405,7 +407,7 @@ class Region:
 
     def world(self) -> World:
         return World(
-            region=RegionFacts("eu-west", "eu"),
+            region=self.facts,
             fleet=self.fleet,
             intents=self.intents,
             profiles={DIGEST: profile(), SMALL: profile(SMALL, size=3 * MIB, precision="int8")},

@@ -12,6 +12,7 @@ from shoal.coordinator.core.workloads.model import Content, Memory, World
 from shoal.coordinator.core.workloads.schedule import LOAD_S, VERIFY_S, holding, lead_s
 from shoal.types.assignment import Phase
 from shoal.types.device import Power, Rest
+from shoal.types.migration import MigrationRule
 from shoal.types.units import Bytes, Elapsed, PerSecond, Seconds, Wall, Watts
 from shoal.types.workload import Intent, Scheduled, Traffic, Weights
 
@@ -26,7 +27,8 @@ REST = Rest(Watts(100.0), Watts(10.0), Seconds(40.0), "of this test")
 def timed() -> Intent:
     home = Traffic("eu-west", PerSecond(5.0), PerSecond(50.0), PEAK)
     abroad = Traffic("us", PerSecond(1.0), PerSecond(1.0))
-    return intent(traffic=(home, abroad), schedule=(Scheduled(LATE, NIGHT),))
+    rule = MigrationRule(unasked=True)
+    return intent(traffic=(home, abroad), schedule=(Scheduled(LATE, NIGHT),), migration=rule)
 
 
 def rates(found: Intent) -> list[float]:
@@ -41,6 +43,11 @@ def test_a_peak_counts_from_the_lead_before_it_until_it_has_passed() -> None:
     lead = Seconds(60.0)
     for at, expected in ((0, 5), (939, 5), (940, 50), (1500, 50), (1999, 50), (2000, 5)):
         assert rates(holding(timed(), REGION, Wall(START + at), lead)) == [expected, 1], at
+
+
+def test_what_may_not_move_unasked_has_room_for_its_peak_at_any_time() -> None:
+    fixed = replace(timed(), migration=MigrationRule())
+    assert rates(holding(fixed, REGION, Wall(START), Seconds(60.0))) == [50, 1]
 
 
 def test_a_peak_shorter_than_the_lead_is_seen() -> None:

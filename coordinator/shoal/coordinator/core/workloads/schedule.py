@@ -30,13 +30,15 @@ LOOKS: Final = 4
 
 def holding(intent: Intent, region: RegionFacts, wall: Wall, lead: Seconds) -> Intent:
     """The intent with the weights and rates that hold: of the schedule at `wall` + `lead`, of traffic from now until
-    then. `declared` keeps what the documents say. An expression that gives no answer does not hold."""
+    then. `declared` keeps what the documents say. An expression that gives no answer does not hold. A workload that may
+    not move unasked has room for its peaks at any time."""
     timely = any(each.when for each in intent.traffic)
     if not (intent.schedule or timely):
         return intent
     moments = tuple(Wall(wall + lead * step / LOOKS) for step in range(LOOKS + 1))
     weights = _weights(intent, region, moments[-1])
-    traffic = tuple(_traffic(each, region, moments) for each in intent.traffic)
+    moves = intent.migration.unasked
+    traffic = tuple(_traffic(each, region, moments, always=not moves) for each in intent.traffic)
     return replace(intent, weights=weights, traffic=traffic, declared=Declared(intent.weights, intent.traffic))
 
 
@@ -57,10 +59,10 @@ def _weights(intent: Intent, region: RegionFacts, wall: Wall) -> Weights:
     return next((each.weights for each in intent.schedule if _holds(each.when, region, wall)), intent.weights)
 
 
-def _traffic(traffic: Traffic, region: RegionFacts, moments: tuple[Wall, ...]) -> Traffic:
+def _traffic(traffic: Traffic, region: RegionFacts, moments: tuple[Wall, ...], *, always: bool) -> Traffic:
     if not traffic.when:
         return traffic
-    peaks = any(_holds(traffic.when, region, moment) for moment in moments)
+    peaks = always or any(_holds(traffic.when, region, moment) for moment in moments)
     return replace(traffic, rate=PerSecond(max(traffic.rate, traffic.peak) if peaks else traffic.rate))
 
 

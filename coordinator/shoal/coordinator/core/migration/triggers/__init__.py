@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.coordinator.core.migration.model import Proposal
-from shoal.coordinator.core.migration.triggers import heat, limits, objective
+from shoal.coordinator.core.migration.triggers import consolidate, heat, limits, objective, wake
 from shoal.coordinator.core.migration.triggers.view import View, pending_key
 
 
@@ -19,9 +19,11 @@ class Trigger:
 
 
 EVERY: Final = (
+    Trigger(wake.NAME, wake.propose),
     Trigger(limits.NAME, limits.propose),
     Trigger(heat.NAME, heat.propose),
     Trigger(objective.NAME, objective.propose, in_turn=True),
+    Trigger(consolidate.NAME, consolidate.propose, in_turn=True),
 )
 
 

@@ -1,0 +1,98 @@
+"""Consolidation and waking: what may sleep does, and a declared peak finds its place awake and serving."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from unit.coordinator.core.region import START, Region, device, intent, node
+
+from shoal.coordinator.core.migration.model import Cause, Done, Migration
+from shoal.types.device import Rest
+from shoal.types.migration import Against, MigrationRule
+from shoal.types.units import PerSecond, Seconds, Watts
+from shoal.types.workload import Intent, Scheduled, Traffic, Weights
+
+PEAK_AT, PEAK_END = 120, 160
+PEAK = f"int(now) >= {START + PEAK_AT:.0f} && int(now) < {START + PEAK_END:.0f}"
+ENERGY, FAST = Weights(0.0, 0.0, 1.0), Weights(1.0, 0.0, 0.0)
+SERVER, BOARD = "server", "board"
+REST = Rest(Watts(100.0), Watts(10.0), Seconds(20.0), "of this test")
+
+
+def workload(**changes: Any) -> Intent:
+    """1/s; 50/s at the peak, which takes more of the board than it has."""
+    rule = MigrationRule(
+        against=Against.NONE, unasked=True, cooldown_s=Seconds(60.0), hold_s=Seconds(1.0), drain_s=Seconds(1.0)
+    )
+    values: dict[str, Any] = {
+        "weights": FAST,
+        "schedule": (Scheduled(f"!({PEAK})", ENERGY),),
+        "traffic": (Traffic("eu-west", PerSecond(1.0), PerSecond(50.0), PEAK),),
+        "migration": rule,
+        **changes,
+    }
+    return intent(**values)
+
+
+def region(after: float | None = 5.0, **changes: Any) -> Region:
+    """A server that can sleep, and a slow board that cannot."""
+    found = Region(
+        node(SERVER, device("gpu0", kind="gpu", rest=REST)), node(BOARD), flops={SERVER: 1e12, BOARD: 1.5e10}
+    )
+    found.agents[SERVER].p50_s = 0.001
+    found.facts = replace(found.facts, sleep_after_s=None if after is None else Seconds(after))
+    found.intents = (workload(**changes),)
+    return found
+
+
+def asleep(found: Region) -> bool:
+    return bool(found.desired[SERVER].asleep)
+
+
+def where(found: Region) -> list[str]:
+    return sorted(at for at, draining in found.replicas().values() if not draining)
+
+
+def moves(found: Region) -> list[Migration]:
+    return sorted(found.migrations.values(), key=lambda each: each.story[0].at)
+
+
+def test_a_day() -> None:
+    found = region()
+    found.run(45, tick=1.0)
+    assert where(found) == [BOARD]
+    assert asleep(found)
+    while found.now < PEAK_AT:
+        found.step(1.0)
+        assert where(found) or found.now < 10, "it is somewhere at any time"
+        served = [name for name, draining in found.replicas().values() if not draining]
+        assert not (asleep(found) and SERVER in served), "what sleeps carries nothing"
+    assert where(found) == [SERVER], "it has taken over before the peak begins"
+    assert not asleep(found)
+    woken = next(each for each in moves(found) if each.cause is Cause.WAKE)
+    assert isinstance(woken.state, Done)
+    assert "declared peak" in woken.reason
+    assert woken.story[0].at - START + REST.wake_s <= PEAK_AT
+    found.run(PEAK_END - PEAK_AT - 1, tick=1.0)
+    assert where(found) == [SERVER]
+    found.run(110, tick=1.0)
+    assert where(found) == [BOARD]
+    assert asleep(found)
+    back = moves(found)[-1]
+    assert back.cause in (Cause.CONSOLIDATION, Cause.ENERGY)
+    codes = [event.code for event in found.events]
+    assert codes.count("DEVICE_SLEEPS") == 2
+    assert codes.count("DEVICE_WAKES") == 1
+
+
+@pytest.mark.parametrize(
+    ("after", "changes"),
+    [(None, {}), (5.0, {"weights": FAST, "schedule": ()}), (5.0, {"migration": MigrationRule()})],
+    ids=["nothing may sleep", "energy does not count", "nothing moves unasked"],
+)
+def test_nothing_is_consolidated(after: float | None, changes: dict[str, Any]) -> None:
+    found = region(after, **changes)
+    found.run(110, tick=1.0)
+    assert not any(each.cause is Cause.CONSOLIDATION for each in moves(found))
+    if after is None:
+        assert not asleep(found)
