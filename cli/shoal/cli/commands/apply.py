@@ -86,7 +86,11 @@ def await_ready(api: Region, workloads: list[tuple[str, str]], timeout_s: float,
         for move in moves:
             key = (move.workload.tenant, move.workload.name)
             if key in stuck and move.stage == "aborted" and move.stages[0].at >= since:
-                raise refusal_of(move)
+                why = refusal_of(move).refusal
+                raise refuse(
+                    why.code, f"{why.found}; {move.workload.name} serves on as it was", why.asked,
+                    f"see `shoal describe migration {move.id}`",
+                )  # fmt: skip
         if time.monotonic() > end:  # noqa: TID251
             raise refuse(Code.DEADLINE_EXCEEDED, _why(waiting[0]), f"ready within {timeout_s:g}s", "shoal explain it")
         time.sleep(0.1)  # noqa: TID251
