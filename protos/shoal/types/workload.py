@@ -172,7 +172,7 @@ class Intent:
     requests a node may keep in memory to verify moves with, as its owner consents; 0: none. session: of a stateful one,
     each input that takes state and the output that gives it. schedule: objectives for a time, the first that holds
     counts. declared: where weights and traffic are those that hold now, what the documents say; None where they are the
-    documents' own."""
+    documents' own. back: a rollback brought it back."""
 
     key: WorkloadKey
     revision: int
@@ -194,6 +194,7 @@ class Intent:
     session: Mapping[str, str] = field(default_factory=dict)
     schedule: tuple[Scheduled, ...] = ()
     declared: Declared | None = None
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

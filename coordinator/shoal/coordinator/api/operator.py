@@ -124,7 +124,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Plan(self, request: operator_pb2.PlanRequest, context: Any) -> operator_pb2.PlanReply:
         actor = identity_of_context(context).uri
         texts, digests = await self._asked(request)
-        planned = self._region.workloads.plan(texts, digests, actor)
+        back = request.HasField("rollback")
+        planned = self._region.workloads.plan(texts, digests, actor, back=back)
         plans = planned.plan.workloads if planned.plan is not None else ()
         found = await outlooks(self._region.trades, planned.proposal.catalog, plans)
         return views.plan_view(planned, self._clock.wall(), self._region.signals.refusals, found)
@@ -132,11 +133,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Apply(self, request: operator_pb2.ApplyRequest, context: Any) -> operator_pb2.ApplyReply:
         actor = identity_of_context(context).uri
         texts, digests = await self._asked(request)
-        applied = await self._region.workloads.apply(texts, digests, request.plan_hash, actor)
+        back = request.HasField("rollback")
+        applied = await self._region.workloads.apply(texts, digests, request.plan_hash, actor, back=back)
         outcome = "stale" if applied.stale else "refused" if applied.planned.problems else "applied"
         names = ", ".join(f"{change.kind} {change.name}" for change in applied.planned.documents)
-        action = "Rollback" if request.HasField("rollback") else "Apply"
-        await self._audit.note(actor, action, names, outcome)
+        await self._audit.note(actor, "Rollback" if back else "Apply", names, outcome)
         return operator_pb2.ApplyReply(
             problems=[views.problem_view(problem) for problem in applied.planned.problems],
             plan=views.plan_view(applied.planned, self._clock.wall(), self._region.signals.refusals),

@@ -66,6 +66,8 @@ class StoredDocument:
     applied_at: Wall
     applied_by: str
     pinned: Mapping[str, str] = field(default_factory=dict)
+    back: bool = False
+    """A rollback brought it back."""
 
     @property
     def key(self) -> DocumentKey:
@@ -157,12 +159,15 @@ class Catalog:
         """In order of names, then guests. Raises ShoalError(MODEL_UNKNOWN) only if a pinned model is gone, which
         removal forbids."""
         own = tuple(
-            resolve(
-                workload,
-                self.policy(workload.spec.policy),
-                revision=stored.revision,
-                digests=self._refs(stored.pinned),
-                pack=self.pack_of(workload, stored.pinned),
+            replace(
+                resolve(
+                    workload,
+                    self.policy(workload.spec.policy),
+                    revision=stored.revision,
+                    digests=self._refs(stored.pinned),
+                    pack=self.pack_of(workload, stored.pinned),
+                ),
+                back=stored.back,
             )
             for stored, workload in self.of_kind(Workload)
         )
@@ -273,8 +278,10 @@ def propose(
     region: str,
     actor: str,
     wall: Wall,
+    back: bool = False,
 ) -> Proposal:
-    """Documents laid over the catalog. digests: model source as written -> digest of what was pushed for it."""
+    """Documents laid over the catalog. digests: model source as written -> digest of what was pushed for it. back: by a
+    rollback."""
     loaded = load(texts)
     given = {DocumentKey(document.kind, document.name): document for document in loaded.documents}
     kept = [
@@ -307,7 +314,7 @@ def propose(
         if before is None:
             changes.append(DocumentChange("+", *key, tuple(_lines(after))))
         elif (before.text, before.pinned) != (after.text, after.pinned):
-            after = replace(after, revision=before.revision + 1)
+            after = replace(after, revision=before.revision + 1, back=back)
             changes.append(DocumentChange("~", *key, tuple(differences(before, after))))
         else:
             after = before

@@ -243,9 +243,11 @@ class WorkloadsController:
         table = self._memory.tables.get(str(key))
         return table is not None and any(is_abroad(endpoint) for endpoint in table.endpoints)
 
-    def plan(self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str) -> Planned:
-        """What applying would do; changes nothing. No texts: what would change now."""
-        proposal = self.proposed(texts, digests, actor)
+    def plan(
+        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str, *, back: bool = False
+    ) -> Planned:
+        """What applying would do; changes nothing. No texts: what would change now. back: by a rollback."""
+        proposal = self.proposed(texts, digests, actor, back=back)
         if proposal.problems:
             return Planned(proposal, None)
         plan = self.explained(proposal.catalog)
@@ -253,17 +255,29 @@ class WorkloadsController:
         return Planned(proposal, plan, self._signals(proposal.catalog))
 
     def proposed(
-        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str] | None = None, actor: str = ""
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str] | None = None,
+        actor: str = "",
+        *,
+        back: bool = False,
     ) -> Proposal:
         """Documents laid over those that hold; changes nothing."""
-        return propose(self.catalog, texts, digests or {}, region=self._region, actor=actor, wall=self._clock.wall())
+        wall = self._clock.wall()
+        return propose(self.catalog, texts, digests or {}, region=self._region, actor=actor, wall=wall, back=back)
 
     async def apply(
-        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str
+        self,
+        texts: Sequence[tuple[str, str]],
+        digests: Mapping[str, str],
+        plan_hash: str,
+        actor: str,
+        *,
+        back: bool = False,
     ) -> Applied:
-        """Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
+        """back: by a rollback. Raises ShoalError(CONFLICT | STORE_FULL | STORE_UNAVAILABLE)."""
         async with self._truth.changing:
-            return await self._apply(texts, digests, plan_hash, actor)
+            return await self._apply(texts, digests, plan_hash, actor, back=back)
 
     async def delete(self, key: DocumentKey, actor: str) -> int:
         """Raises ShoalError(NOT_FOUND | WORKLOAD_UNKNOWN | IN_USE | CONFLICT)."""
@@ -446,10 +460,10 @@ class WorkloadsController:
         return unmoved(view(self._world(self.catalog), self.migrations.all, now, wall, key), self.held, key)
 
     async def _apply(
-        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str
+        self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str, *, back: bool
     ) -> Applied:
         before = self._plans.get(plan_hash)
-        planned = self.plan(texts, digests, actor)
+        planned = self.plan(texts, digests, actor, back=back)
         if planned.plan is None:
             return Applied(planned, (), 0)
         if plan_hash and plan_hash != planned.plan.hash:

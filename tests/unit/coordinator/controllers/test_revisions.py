@@ -49,7 +49,7 @@ async def told(world: World) -> tuple[Revision, ...]:
 
 async def rolled_back(world: World, to: int = 0) -> None:
     texts, digests = await revisions.proposed(world.store, world.region.workloads.catalog, KEY, to)
-    applied = await world.region.workloads.apply(texts, digests, "", "ops")
+    applied = await world.region.workloads.apply(texts, digests, "", "ops", back=True)
     assert not applied.planned.problems, applied.planned.problems
     world.clock.advance(1.0)
 
@@ -76,9 +76,12 @@ async def test_back_and_back_again(world: World) -> None:
     await rolled_back(world)
     found = [(each.document.revision, each.repeats) for each in await told(world)]
     assert found == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 3)]
-    assert world.region.workloads.intents[0].labels == {"v": "c"}
+    (intent,) = world.region.workloads.intents
+    assert (intent.labels, intent.back) == ({"v": "c"}, True)
+    await apply(world, text("d"))
+    assert not world.region.workloads.intents[0].back
     events = [event for event in await world.region.events.past(0, 1000) if event.code == "APPLIED"]
-    assert events[-1].message == "revision 5"
+    assert events[-1].message == "revision 6"
 
 
 async def test_it_comes_back_with_the_very_models_that_it_was_pinned_to(world: World) -> None:

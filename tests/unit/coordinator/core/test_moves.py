@@ -249,6 +249,25 @@ def test_a_wrong_new_model_never_serves_and_the_old_one_goes_on() -> None:
     assert "MOVE_BLOCKED" in str(refusal)
 
 
+def test_a_rollback_is_not_held_to_the_answers_of_what_it_leaves() -> None:
+    region = settled("a", "b")
+    for agent in region.agents.values():
+        agent.wrong = True
+    region.intents = (replace(intent(models=(ModelRef("small.onnx", SMALL, ""),)), back=True),)
+    for _ in range(60):
+        region.step()
+        assert weights(region, "a"), "never dark"
+    (moving,) = region.migrations.values()
+    assert (moving.stage, moving.rule.against) == (Stage.DONE, Against.NONE)
+    assert "rollback" in moving.reason
+    region.intents = (
+        replace(intent(models=(ModelRef("small.onnx", SMALL, ""),), where='node.name == "b"'), back=True),
+    )
+    region.run(40)
+    (other,) = [each for each in region.migrations.values() if each.id != moving.id]
+    assert other.rule.against is Against.SOURCE, "the same model elsewhere has to answer the same"
+
+
 def test_replicas_move_one_after_the_other() -> None:
     region = Region(node("a"), node("b"), node("c"), node("d"))
     region.intents = (intent(replicas=3),)

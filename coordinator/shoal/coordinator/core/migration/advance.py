@@ -218,7 +218,12 @@ def _asked(replaced: Replaced, intent: Intent) -> Migration:
     to = Aim(replaced.target_node, replaced.target.device, replaced.target.model)
     name = "m-" + replaced.target.id.removeprefix("a-")
     state = Planned(Elapsed(0.0), Elapsed(0.0))
-    return Migration(name, replaced.workload, Cause.DOCUMENTS, "", place, to, intent.migration, state)
+    asked = Migration(name, replaced.workload, Cause.DOCUMENTS, "", place, to, intent.migration, state)
+    left = source.model not in {model.digest for model in intent.models}
+    if not (intent.back and left and asked.rule.against is Against.SOURCE):
+        return asked
+    why = "a rollback: the answers of what it leaves are no measure for what served before"
+    return replace(asked, rule=replace(asked.rule, against=Against.NONE), reason=why)
 
 
 def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
