@@ -55,7 +55,7 @@ Global___StateTensor: _TypeAlias = StateTensor  # noqa: Y015
 @_typing.final
 class SessionOffer(_message.Message):
     """migration: under which it goes. to: the replica that shall have it. sequence: as its client calls it. run: of all
-    sessions of that name, this one. step: how many it has had. token, asked, answer: of the last step, so that one that
+    sessions of that name, this one. hands: how often it was handed over, this time included. step: how many it has had. token, asked, answer: of the last step, so that one that
     is asked again is answered and not run again; asked: SHA-256 of its request.
     """
 
@@ -72,6 +72,7 @@ class SessionOffer(_message.Message):
     ASKED_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    HANDS_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     to: _builtins.str
     sequence: _builtins.str
@@ -81,6 +82,7 @@ class SessionOffer(_message.Message):
     asked: _builtins.bytes
     answer: _builtins.bytes
     ended: _builtins.bool
+    hands: _builtins.int
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -99,10 +101,11 @@ class SessionOffer(_message.Message):
         asked: _builtins.bytes = ...,
         answer: _builtins.bytes = ...,
         ended: _builtins.bool = ...,
+        hands: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "asked", b"asked", "ended", b"ended", "migration", b"migration", "run", b"run", "sequence", b"sequence", "state", b"state", "step", b"step", "to", b"to", "token", b"token", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "asked", b"asked", "ended", b"ended", "hands", b"hands", "migration", b"migration", "run", b"run", "sequence", b"sequence", "state", b"state", "step", b"step", "to", b"to", "token", b"token", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,12 +141,12 @@ class SessionCommit(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
+    HANDS_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     to: _builtins.str
     sequence: _builtins.str
     run: _builtins.str
-    step: _builtins.int
+    hands: _builtins.int
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     def __init__(
@@ -154,11 +157,11 @@ class SessionCommit(_message.Message):
         workload: _nouns_pb2.WorkloadKey | None = ...,
         sequence: _builtins.str = ...,
         run: _builtins.str = ...,
-        step: _builtins.int = ...,
+        hands: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["migration", b"migration", "run", b"run", "sequence", b"sequence", "step", b"step", "to", b"to", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hands", b"hands", "migration", b"migration", "run", b"run", "sequence", b"sequence", "to", b"to", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,9 @@
 """Streams of synthesised speech through a stateful model, while it moves and while what runs it is killed."""
 
 import asyncio
+import contextlib
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,6 +24,8 @@ pytestmark = pytest.mark.alone
 
 NAME = "vad"
 EQUAL = 1e-5
+AGAIN_S = 0.2
+"""After a refusal."""
 WORKLOAD = f"""apiVersion: shoal/v1
 kind: Workload
 metadata: {{name: {NAME}}}
@@ -93,6 +98,9 @@ class Streams:
             except Failed as error:
                 self.failed.append(error.code or str(error.status))
                 heard.clear()  # the remedy of SESSION_LOST: begin it anew
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(AGAIN_S):
+                        await asyncio.Event().wait()
                 continue
             (output,) = answer.outputs
             heard.append(float(np.frombuffer(output.raw, np.float32)[0]))
@@ -159,3 +167,50 @@ def test_speech_streams_go_on_through_a_live_move(streaming: Stack, speakers: in
     assert worst <= EQUAL, worst
     record("SESSIONS", "P", 1, sessions=speakers, steps=steps, lost=0, worst=worst, moved=done.id)
     print(f"{speakers} sessions, {steps} steps, lost 0, worst difference {worst:.2e}")
+
+
+@pytest.mark.long
+def test_a_worker_killed_while_streams_go_on_replays_their_steps_once(streaming: Stack) -> None:
+    with Streams(streaming, 6, begins=2000) as streams:
+        streams.wait_for(5)
+        for _ in range(3):
+            (placed,) = streaming.serves(NAME)
+            pid, _ = streaming.workers()[placed.assignment.id]
+            os.kill(pid, signal.SIGKILL)
+            streams.wait_for(10)
+    assert streams.failed == []
+    worst, steps = drift(streams), sum(map(len, streams.heard))
+    assert worst <= EQUAL, worst
+    record("SESSIONS", "P", 3, killed="worker", steps=steps, lost=0, worst=worst)
+
+
+@pytest.mark.long
+def test_an_agent_killed_whole_loses_its_sessions_and_their_clients_are_told(streaming: Stack) -> None:
+    (placed,) = streaming.serves(NAME)
+    with Streams(streaming, 6, begins=3000) as streams:
+        streams.wait_for(5)
+        streaming.kill(placed.node)
+        streams.wait_for_failures()
+        streaming.control.hurt(placed.node, "resume")
+        streams.wait_for(10)
+    assert {"SESSION_LOST"} <= set(streams.failed) <= {"SESSION_LOST", "REPLICA_UNREACHABLE", "MODEL_NOT_READY"}
+    assert drift(streams) <= EQUAL  # from where each began anew
+    streaming.serves(NAME)
+    record("SESSIONS", "P", 1, killed="agent", told=sorted(set(streams.failed)))
+
+
+@pytest.mark.long
+def test_a_node_that_is_cut_off_stops_its_sessions_when_its_lease_ends(streaming: Stack) -> None:
+    """Its coordinator is stopped: nobody extends the lease, and another node may be given what it has."""
+    (placed,) = streaming.serves(NAME)
+    with Streams(streaming, 3, begins=4000) as streams:
+        streams.wait_for(5)
+        streaming.control.hurt("coordinator", "pause")
+        streams.wait_for_failures()
+        streaming.control.hurt("coordinator", "resume")
+        streams.wait_for(5)
+    assert set(streams.failed) <= {"LEASE_ENDED", "SESSION_LOST"}, set(streams.failed)
+    assert "LEASE_ENDED" in streams.failed
+    assert drift(streams) <= EQUAL
+    assert placed.node in {"plain-cpu", "edge-npu"}
+    record("SESSIONS", "P", 1, cut_off="until the lease ended", told=sorted(set(streams.failed)))

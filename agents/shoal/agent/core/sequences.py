@@ -51,7 +51,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A session between two steps. run: of all sessions of its name, this one. step: how many it has had. token, asked,
-    answer: of the last. ended: by its client; kept for a while, for a last step that is asked again."""
+    answer: of the last. ended: by its client; kept for a while, for a last step that is asked again. hands: how
+    often it went to another front; with the step, this tells a late message from a new one."""
 
     run: str
     step: int
@@ -60,6 +61,7 @@ class Standing:
     asked: bytes
     answer: bytes
     ended: bool = False
+    hands: int = 0
 
     @property
     def size(self) -> Bytes:
@@ -87,10 +89,11 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """It went `to` another replica after `step`, and is never run here again, unless it comes back later than that."""
+    """It went `to` another replica, as its handover number `hands`, and is never run here again, unless it comes back
+    by a later one."""
 
     run: str
-    step: int
+    hands: int
     to: Handover
     since: Elapsed
 
@@ -105,6 +108,7 @@ class Run:
     state: State | None
     number: int
     run: str
+    hands: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ def _judge(standing: Standing, step: Step) -> Run | Replay | Refusal:
             f"step {standing.step + 1}, or the very request of step {standing.step} again",
             "send steps in order; leave `sequence_step` out if you do not count them",
         )
-    return Run(standing.state, standing.step + 1, standing.run)
+    return Run(standing.state, standing.step + 1, standing.run, standing.hands)
 
 
 def _begin(step: Step) -> Run | Refusal:
@@ -170,7 +174,7 @@ def lost(found: str) -> Refusal:
 
 def ran(run: Run, step: Step, assignment: str, state: State, answer: bytes, now: Elapsed) -> Owned:
     """After a step was run."""
-    standing = Standing(run.run, run.number, state, step.token, step.asked, answer, step.end)
+    standing = Standing(run.run, run.number, state, step.token, step.asked, answer, step.end, run.hands)
     return Owned(assignment, standing, now)
 
 
@@ -192,37 +196,47 @@ class Newer:
     """Another session of that name was begun here since: the one that is offered is of no use any more."""
 
 
+def handed(standing: Standing) -> Standing:
+    """As it is offered to another front."""
+    return replace(standing, hands=standing.hands + 1)
+
+
 def offered(
     entry: Entry | None, standing: Standing, assignment: str, migration: str, now: Elapsed
 ) -> Taken | Newer | Refusal:
-    """entry: what the receiver knows. An offer that comes late, of a step that it has seen the session leave with or
-    has run since, changes nothing."""
+    """entry: what the receiver knows. An offer that comes late, by a handover that it has seen the session leave after,
+    or of a step before one that it knows, changes nothing."""
     fresh = Taken(Offered(assignment, migration, standing, Elapsed(now + OFFERED_S)))
     match entry:
         case Owned(standing=held) if held.run != standing.run:
             return Newer()
-        case Owned(standing=held) if held.step == standing.step:
+        case Owned(standing=held) if (held.hands, held.step) == (standing.hands, standing.step):
             return Taken(entry)
         case Owned(standing=held):
-            return _stale(standing, held.step)
-        case Offered(standing=held) if held.run == standing.run and standing.step < held.step:
-            return _stale(standing, held.step)
-        case Left(run=run, step=step) if run == standing.run and standing.step < step:
-            return _stale(standing, step)
+            return _stale(standing, held.hands)
+        case Offered(standing=held) if held.run == standing.run and _place(standing) < _place(held):
+            return _stale(standing, held.hands)
+        case Left(run=run, hands=hands) if run == standing.run and standing.hands <= hands:
+            return _stale(standing, hands)
         case _:
             return fresh
 
 
-def _stale(standing: Standing, step: int) -> Refusal:
-    return Refusal(Code.MESSAGE_REPLAYED, f"a session at step {standing.step}", f"at step {step} or later")
+def _place(standing: Standing) -> tuple[int, int]:
+    return standing.hands, standing.step
 
 
-def committed(entry: Entry | None, run: str, step: int, now: Elapsed) -> Owned | Refusal:
-    """Its giver has let go of it at that step."""
+def _stale(standing: Standing, hands: int) -> Refusal:
+    found = f"a session at step {standing.step}, handover {standing.hands}"
+    return Refusal(Code.MESSAGE_REPLAYED, found, f"a later one than handover {hands}")
+
+
+def committed(entry: Entry | None, run: str, hands: int, now: Elapsed) -> Owned | Refusal:
+    """Its giver has let go of it by that handover."""
     match entry:
-        case Offered(assignment=assignment, standing=held) if (held.run, held.step) == (run, step):
+        case Offered(assignment=assignment, standing=held) if (held.run, held.hands) == (run, hands):
             return Owned(assignment, held, now)
-        case Owned(standing=held) if held.run == run and held.step >= step:
+        case Owned(standing=held) if (held.run, held.hands) == (run, hands):
             return entry
         case _:
             return lost("it was offered too long ago, or not at all")
@@ -230,7 +244,7 @@ def committed(entry: Entry | None, run: str, step: int, now: Elapsed) -> Owned |
 
 def let_go(entry: Owned, to: Handover, now: Elapsed) -> Left:
     """From now on it is the receiver's."""
-    return Left(entry.standing.run, entry.standing.step, to, now)
+    return Left(entry.standing.run, entry.standing.hands + 1, to, now)
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import itertools
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -456,11 +457,17 @@ class DataPlane:
             left = self._condemned.left_s(flight.digest, flight.arrived)
             if left is not None:
                 raise Refused(_CRASHES, left)
+        here: AbstractSet[str] = self._known.keys()
+        if flight.step is not None and not flight.step.start:
+            if flight.caller.hop:
+                return  # judged where it entered; here it waits for its turn
+            here = here | self._sessions.replicas(flight.key)
+            route = replace(route, endpoints=tuple(replace(each, weight=1.0) for each in route.endpoints))
         load = Load(self._inside[flight.key], self._of_payer[flight.payer], Bytes(self._bytes))
         turned = routing.admit(
             route,
             self._health,
-            self._known.keys(),
+            here,
             load,
             Seconds(flight.expires - flight.arrived),
             Bytes(len(flight.request)),
@@ -512,6 +519,8 @@ class DataPlane:
         key = WorkloadKey(caller.tenant, caller.agreement or name)
         if caller.hop:
             route = (self._guests if caller.region else self._forwarded).get(key)
+            if route is None and self._sessions.replicas(key):
+                return Route(key, 0, (), stateful=True)  # their steps wait for a worker
             if route is None:
                 raise refuse(Code.MODEL_NOT_READY, f"{key} has no worker here", "a ready replica", "retry elsewhere")
             return route

@@ -123,8 +123,9 @@ class Sessions:
 
     # what is asked
 
-    def keeps(self, workload: WorkloadKey) -> bool:
-        return any(keeper.workload == workload for keeper in self._keepers.values())
+    def replicas(self, workload: WorkloadKey) -> frozenset[str]:
+        """Here, whether or not their workers are there now."""
+        return frozenset(name for name, keeper in self._keepers.items() if keeper.workload == workload)
 
     def session_of(self, assignment: str) -> Mapping[str, str]:
         keeper = self._keepers.get(assignment)
@@ -334,7 +335,7 @@ class Sessions:
                 self.counted["given"] += 1
                 return True
             try:
-                kept = await self._offer(key, entry.standing, to)
+                kept = await self._offer(key, sequences.handed(entry.standing), to)
             except ShoalError as error:
                 self.counted["not_given"] += 1
                 _log.warning("session_not_given", sequence=key.sequence, to=to.node, refusal=str(error.refusal))
@@ -342,7 +343,7 @@ class Sessions:
             self._put(key, sequences.let_go(entry, to, self._clock.now()))
             self.counted["given"] += 1
         if kept:
-            self._beside(self._commit(key, entry.standing, to))
+            self._beside(self._commit(key, sequences.handed(entry.standing), to))
         return True
 
     async def _offer(self, key: Key, standing: Standing, to: Handover) -> bool:
@@ -361,6 +362,7 @@ class Sessions:
             asked=standing.asked,
             answer=standing.answer,
             ended=standing.ended,
+            hands=standing.hands,
         )
         reply = await self._peers.hand_over(_endpoint(to), "Offer", offer.SerializeToString(), CUT_S)
         return sessions_pb2.SessionOffered.FromString(reply).kept
@@ -373,7 +375,7 @@ class Sessions:
             workload=nouns.to_wire(key.workload),
             sequence=key.sequence,
             run=standing.run,
-            step=standing.step,
+            hands=standing.hands,
         ).SerializeToString()
         end, tries = self._clock.now() + sequences.OFFERED_S, 0
         while self._clock.now() < end:
@@ -402,7 +404,9 @@ class Sessions:
         }  # fmt: skip
         if state.keys() != self._keepers[offer.to].session.keys():
             raise invalid(f"state of {', '.join(sorted(state))}", "the inputs that the workload's session names")
-        standing = Standing(offer.run, offer.step, state, offer.token, offer.asked, offer.answer, offer.ended)
+        standing = Standing(
+            offer.run, offer.step, state, offer.token, offer.asked, offer.answer, offer.ended, offer.hands
+        )
         self._check_lease()
         taken = sequences.offered(self._entries.get(key), standing, offer.to, offer.migration, self._clock.now())
         match taken:
@@ -420,7 +424,7 @@ class Sessions:
         workload = nouns.from_wire(WorkloadKey, commit.workload)
         key = self._named(call, commit.migration, commit.to, workload, commit.sequence)
         before = self._entries.get(key)
-        after = sequences.committed(before, commit.run, commit.step, self._clock.now())
+        after = sequences.committed(before, commit.run, commit.hands, self._clock.now())
         if isinstance(after, Refusal):
             raise ShoalError(after)
         if after is not before:

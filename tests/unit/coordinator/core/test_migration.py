@@ -308,3 +308,45 @@ def test_waiting_for_its_turn_costs_a_move_no_time() -> None:
     now += LIMITS.planned_s + 1
     ended, _ = step(queued, Seen(sight(READY), Sight()), at(now), WALL)
     assert ended.stage is Stage.ABORTED
+
+
+# -- stateful workloads ------------------------------------------------------------------------------------------------
+
+
+def stateful(target: int = 0, source: int = 0, **more: Any) -> Seen:
+    """How many sessions each has."""
+    seen = sight(observed(sessions=source), stateful=True), sight(replace(READY, sessions=target), stateful=True)
+    return Seen(*seen, **more)
+
+
+def last_step() -> Migration:
+    moving, _ = step(placed(begun(steps=(1.0,)), TARGET, at(1), WALL)[0], stateful(), at(2), WALL)
+    assert isinstance(moving.state, Shifting)
+    return moving
+
+
+def test_the_old_replica_goes_only_when_it_has_handed_every_session_over() -> None:
+    moving = last_step()
+    held, _ = step(moving, stateful(target=3, source=2), at(10), WALL)
+    assert held == moving
+    unseen = replace(stateful(), source=replace(sight(observed(), stateful=True), seen=False))
+    assert step(moving, unseen, at(10), WALL)[0].stage is Stage.SHIFTING
+    assert step(moving, stateful(target=5), at(10), WALL)[0].stage is Stage.DRAINING
+
+
+def test_sessions_that_do_not_go_over_in_time_take_the_move_back() -> None:
+    after, _ = step(last_step(), stateful(target=3, source=2), at(1000), WALL)
+    assert isinstance(after.state, RollingBack)
+    assert (after.state.refusal.code, after.state.handing) == (Code.HANDOVER_FAILED, True)
+    assert "2 sessions left" in after.state.refusal.found
+    move = move_of(after)
+    assert move is not None
+    assert (move.leaves, move.stays, move.share) == (TARGET.assignment, True, 0.0)
+    waits, _ = step(after, stateful(target=1, source=4), at(1005), WALL)
+    assert waits == after
+    back, _ = step(after, stateful(source=5), at(1005), WALL)
+    assert isinstance(back.state, RollingBack)
+    assert not back.state.handing
+    late, _ = step(after, stateful(target=1), at(1000 + LIMITS.hand_s), WALL)
+    assert isinstance(late.state, RollingBack)
+    assert not late.state.handing

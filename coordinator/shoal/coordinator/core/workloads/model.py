@@ -47,6 +47,7 @@ class Table:
     """A workload's route before it is written for one node: endpoints as peers see them.
 
     Those of another region's gateways are for this region's gateways; every other node goes through these: `through`.
+    stateful: as in Route; keeping: replicas that take no new sessions now and may have some, of no weight.
     """
 
     generation: int
@@ -55,6 +56,7 @@ class Table:
     pending_reason: str
     through: tuple[Endpoint, ...] = ()
     stateful: bool = False
+    keeping: tuple[Endpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,21 +29,26 @@ def tables(
     those who send requests to it can see whether it answers. The gateways of the region to which a workload is
     `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
     One that stands by is listed as such. shares: by assignment, of those that move: what each takes of one replica's
-    requests; where that is none it is not listed, unless it may have sessions: those are still asked for there.
+    requests; where that is none it is not listed. What takes no requests now but may have sessions is in `keeping`.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
+    keeping = dict[WorkloadKey, list[Endpoint]]()
     own = _gateways(fleet) if delegated else []
     for node in sorted(desired):
         state = fleet.nodes.get(node)
         for assignment in sorted(desired[node], key=lambda each: each.id):
             known = before.get(str(assignment.workload))
             share = shares.get(assignment.id, 1.0)
-            listed = share > 0 or bool(assignment.session)
-            if listed and state is not None and _serves(state, assignment, known):
+            if share > 0 and state is not None and _serves(state, assignment, known):
                 endpoint = Endpoint(
                     assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, share, _state_of(assignment)
                 )
                 endpoints.setdefault(assignment.workload, []).append(endpoint)
+            elif assignment.session and state is not None and _keeps(state, assignment, known):
+                endpoint = Endpoint(
+                    assignment.id, node, EndpointKind.AGENT, state.node.grpc_address, 0.0, EndpointState.READY
+                )
+                keeping.setdefault(assignment.workload, []).append(endpoint)
     after = dict[str, Table]()
     for each in plan.workloads:
         name = str(each.workload)
@@ -56,7 +61,8 @@ def tables(
             ("", "") if found else _pending(each.workload, each.refusal.code if each.refusal else None, desired)
         )
         stateful = any(one.session for held in desired.values() for one in held if one.workload == each.workload)
-        table = Table(old.generation if old is not None else 1, found, code, reason, through, stateful)
+        kept = tuple(sorted(keeping.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
+        table = Table(old.generation if old is not None else 1, found, code, reason, through, stateful, kept)
         after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
     return after
 
@@ -135,7 +141,9 @@ def _as_taken(node: str, leads_out: bool, table: Table, key: WorkloadKey, own: S
     )
     if not endpoints and table.endpoints:
         return Route(key, table.generation, (), Code.MODEL_NOT_READY, "another region has it, and no gateway is ready")
-    return Route(key, table.generation, endpoints, table.pending_code, table.pending_reason, table.stateful)
+    known = {endpoint.assignment for endpoint in endpoints}
+    kept = (_local(each) if each.node == node else each for each in table.keeping if each.assignment not in known)
+    return Route(key, table.generation, (*endpoints, *kept), table.pending_code, table.pending_reason, table.stateful)
 
 
 def _abroad(away: Delegated) -> tuple[Endpoint, ...]:
@@ -181,6 +189,13 @@ def _serves(state: NodeState, assignment: Assignment, known: Table | None) -> bo
         return False
     observed = state.observed.get(assignment.id)
     return not is_seen(state) or (observed is not None and observed.phase is Phase.READY)
+
+
+def _keeps(state: NodeState, assignment: Assignment, known: Table | None) -> bool:
+    """Whether its node may have sessions of it, though it takes no new ones: its worker is being started, say."""
+    before = () if known is None else (*known.endpoints, *known.keeping)
+    listed = any(endpoint.assignment == assignment.id for endpoint in before)
+    return not assignment.draining and _answers(state, listed=listed)
 
 
 def _answers(state: NodeState, *, listed: bool) -> bool:
