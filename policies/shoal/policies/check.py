@@ -179,7 +179,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.migration.verify.on_fail": Live(
             _MOVES, (Code.VERIFY_FAILED,), note="continue: what differs is told, and the move goes on", reads="advisory"
         ),
-        "spec.migration.allow_gap": _MIGRATION,
+        "spec.migration.allow_gap": Live(_MOVES, (Code.NO_ROOM_FOR_BOTH, Code.MOVE_TIMEOUT), reads="allow_gap_s"),
         "spec.migration.shift.steps": Live(_MOVES, (Code.GUARD_TRIPPED,), note="the last is 100%", reads="steps"),
         "spec.migration.shift.hold": Live(_MOVES, (Code.MOVE_TIMEOUT,), reads="hold_s"),
         "spec.migration.shift.guard.errors": Live(_MOVES, (Code.GUARD_TRIPPED,), reads="guard_errors"),
@@ -476,6 +476,15 @@ def _migration(migration: Migration) -> Rule:
         yield (
             (*path, "verify", "inputs"),
             _no_effect("captured inputs against a reference", "samples", "captured inputs never become a reference"),
+        )
+    if migration.allow_gap and (verify is None or verify.against == "source"):
+        yield (
+            (*path, "allow_gap"),
+            _unreachable(
+                "allow_gap, and answers compared with those of a replica that has gone",
+                "verify: {against: reference}",
+                "give the workload samples with outputs and verify against these, or remove allow_gap",
+            ),
         )
     if migration.drain is not None and migration.drain > DRAIN_S:
         found = f"drain {shown(migration, 'drain')}"

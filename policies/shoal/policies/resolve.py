@@ -172,6 +172,7 @@ def _migration(spec: PolicySpec) -> MigrationRule:
         "max_concurrent": when.max_concurrent,
         "gain": when.gain,
         "cooldown_s": when.cooldown,
+        "allow_gap_s": migration.allow_gap,
         "windows": tuple(
             Window(days_of(one.days), minutes_of(one.opens), minutes_of(one.closes), one.zone)
             for one in migration.windows

@@ -92,7 +92,8 @@ class MigrationRule:
     changed, move a replica only to where its objective is better by this share, unless something forces it away.
     cooldown_s: a move that was given up is not tried again before, and none that nobody asked for begins sooner after
     another. windows: when such may begin; none: at any time. advisory: answers that differ are told, and the move goes
-    on. pack: the workload's samples; None where it has none.
+    on. pack: the workload's samples; None where it has none. allow_gap_s: how long nobody may serve where a device
+    cannot hold both; 0: it waits.
     """
 
     against: Against = Against.SOURCE
@@ -111,6 +112,7 @@ class MigrationRule:
     advisory: bool = False
     pack: PackRef | None = None
     unasked: bool = False
+    allow_gap_s: Seconds = Seconds(0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2018,6 +2018,7 @@ class MigrationView(_message.Message):
     EXPECTED_FIELD_NUMBER: _builtins.int
     CAME_FIELD_NUMBER: _builtins.int
     VERDICT_SHA256_FIELD_NUMBER: _builtins.int
+    GAP_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     stage: _builtins.str
     cause: _builtins.str
@@ -2032,6 +2033,8 @@ class MigrationView(_message.Message):
     """Why it was begun, in words."""
     verdict_sha256: _builtins.str
     """Of the verdict as it is stored, in hexadecimal: what the audit log says of it. Empty without one."""
+    gap_s: _builtins.float
+    """For how long nobody served; NaN where somebody always did, or does not yet again."""
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -2079,10 +2082,11 @@ class MigrationView(_message.Message):
         expected: Global___MoveExpected | None = ...,
         came: Global___MoveCame | None = ...,
         verdict_sha256: _builtins.str = ...,
+        gap_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "expected", b"expected", "reason", b"reason", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gap_s", b"gap_s", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

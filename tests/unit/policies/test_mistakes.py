@@ -138,7 +138,7 @@ MISTAKES = [
         Code.FIELD_WITHOUT_EFFECT,
         "remove it",
     ),
-    ("a gap in a move", policy("  migration: {§allow_gap: 5s}\n"), Code.NOT_SUPPORTED_YET, "remove"),
+    ("a gap without a reference", policy("  migration: {allow_gap: §5s}\n"), Code.POLICY_UNREACHABLE, "reference"),
     (
         "captured inputs for a reference",
         policy("  migration: {verify: {against: reference, inputs: §captured}}\n"),

@@ -1,11 +1,14 @@
 """Live moves, as the operator API shows them. Pure: values in, messages out."""
 
+import math
+
 from shoal.coordinator.api.views import key_view, refusal_view
 from shoal.coordinator.controllers.migrations import verdict_digest
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration.budget import Held
 from shoal.coordinator.core.migration.model import (
     Aborted,
+    Alone,
     Came,
     Done,
     Draining,
@@ -16,6 +19,7 @@ from shoal.coordinator.core.migration.model import (
     Planned,
     Preparing,
     Reading,
+    Returning,
     RollingBack,
     Service,
     Shifting,
@@ -56,6 +60,7 @@ def migration_view(
         why=migration.reason,
         expected=_expected(migration.expected) if migration.expected is not None else None,
         came=_came(migration.came) if migration.came is not None else None,
+        gap_s=migration.gap_s if migration.gap_s is not None else math.nan,
         verdict_sha256=verdict_digest(verdict) if verdict is not None else "",
     )
 
@@ -82,7 +87,7 @@ def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | 
             if why is None:
                 return Refusal(Code.WAITING_FOR_TURN, "another move of its workload is under way, or it was just asked")
             return Refusal(Code.NO_ROOM_FOR_BOTH, str(why))
-        case Preparing():
+        case Preparing() | Alone():
             name = migration.target.assignment if migration.target is not None else ""
             wait = next((wait for wait in controller.waits if wait.assignment == name), None)
             return Refusal(wait.code, wait.reason) if wait is not None else None
@@ -91,7 +96,7 @@ def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | 
             return Refusal(Code.WAITING_FOR_SHIFT, f"{share:.0%} of the requests are held, {left} steps to go")
         case Draining():
             return Refusal(Code.WAITING_FOR_DRAIN, f"{migration.source.where} finishes what it has")
-        case RollingBack(refusal=refusal) | Aborted(refusal=refusal):
+        case RollingBack(refusal=refusal) | Returning(refusal=refusal) | Aborted(refusal=refusal):
             return refusal
         case Done():
             return None
@@ -99,7 +104,7 @@ def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | 
 
 def _gives_up_at(migration: Migration, now: Elapsed, wall: Wall) -> float:
     match migration.state:
-        case Planned() | Preparing() | Shifting() | Draining() | RollingBack():
+        case Planned() | Preparing() | Alone() | Shifting() | Draining() | RollingBack() | Returning():
             return wall + (migration.state.until - now)
         case Done() | Aborted():
             return 0.0

@@ -12,11 +12,13 @@ from shoal.coordinator.controllers import records
 from shoal.coordinator.core.migration.expected import SETTLED_S
 from shoal.coordinator.core.migration.model import (
     Aborted,
+    Alone,
     Done,
     Draining,
     Migration,
     Planned,
     Preparing,
+    Returning,
     RollingBack,
     Shifting,
     State,
@@ -125,7 +127,14 @@ def _due(migration: Migration) -> tuple[Elapsed, ...]:
     match migration.state:
         case Shifting(due=due, until=until):
             return due, until
-        case Planned(until=until) | Preparing(until=until) | Draining(until=until) | RollingBack(until=until):
+        case (
+            Planned(until=until)
+            | Preparing(until=until)
+            | Alone(until=until)
+            | Draining(until=until)
+            | RollingBack(until=until)
+            | Returning(until=until)
+        ):
             return (until,)
         case Aborted(at=at):
             return (Elapsed(at + migration.rule.cooldown_s),)
@@ -137,7 +146,7 @@ def _moved(state: State, by: float) -> State:
     match state:
         case Shifting(since=since, due=due, until=until):
             return replace(state, since=Elapsed(since + by), due=Elapsed(due + by), until=Elapsed(until + by))
-        case Planned() | Preparing() | Draining() | RollingBack():
+        case Planned() | Preparing() | Alone() | Draining() | RollingBack() | Returning():
             return replace(state, since=Elapsed(state.since + by), until=Elapsed(state.until + by))
         case Aborted() | Done():
             return replace(state, at=Elapsed(state.at + by))

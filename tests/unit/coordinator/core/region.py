@@ -290,7 +290,7 @@ class Agent:
     def _observe(self, each: Assignment, now: float) -> Observed:
         if each.staged:
             self.since.pop(each.id, None)
-            return observed(each, Phase.STAGED)
+            return observed(each, Phase.GONE if each.draining else Phase.STAGED)
         if each.id not in self.since:
             self.since[each.id] = now
             self.started.append(each.id)

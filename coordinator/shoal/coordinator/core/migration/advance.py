@@ -9,6 +9,7 @@ from shoal.coordinator.core.migration import machine
 from shoal.coordinator.core.migration.budget import Allotted, Held, allot
 from shoal.coordinator.core.migration.expected import came, expected_between, is_settled
 from shoal.coordinator.core.migration.model import (
+    Alone,
     Came,
     Cause,
     Draining,
@@ -100,7 +101,7 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
         if known.expected is None:
             hoped = expected_between(scope(), intents[known.workload], known.source, target)
             known = replace(known, expected=hoped)
-        note(*machine.placed(known, target, now, wall, limits))
+        note(*machine.placed(known, target, now, wall, limits, gap=replaced.target.staged))
     for settled, brought in _settled(migrations, intents, scope, now):
         note(replace(settled, came=brought), (_brought(settled, brought),))
     scene = _Scene(world.fleet, decision, broken(decision.memory, world.fleet, _assignments(decision), now))
@@ -204,7 +205,7 @@ def _unwanted(plan: WorkloadPlan | None, migration: Migration) -> Refusal | None
     if plan.elsewhere:
         return Refusal(Code.DELEGATED, f"{migration.workload} runs in another region")
     target = migration.target
-    if target is None or not isinstance(migration.state, Preparing | Shifting):
+    if target is None or not isinstance(migration.state, Preparing | Alone | Shifting):
         return None
     if any(each.keeps == target.assignment for each in plan.targets):
         return None
@@ -249,7 +250,7 @@ def _told(
             if state is not None:
                 hands[giver.assignment] = Handover(migration.id, taker.assignment, taker.node, state.node.grpc_address)
                 takes[taker.assignment] = Giver(migration.id, giver.node)
-        if isinstance(migration.state, Preparing | RollingBack) and migration.target is not None:
+        if isinstance(migration.state, Preparing | Alone | RollingBack) and migration.target is not None:
             shows[migration.target.assignment] = _verification(migration, fleet, limits)
         if isinstance(migration.state, Preparing) and migration.target is not None:
             answers[migration.source.assignment] = Verifier(migration.id, migration.target.node)

@@ -10,6 +10,7 @@ from typing import Final
 from shoal.coordinator.core.migration.guard import figures_of, judged, tripped
 from shoal.coordinator.core.migration.model import (
     Aborted,
+    Alone,
     Done,
     Draining,
     Entered,
@@ -18,6 +19,7 @@ from shoal.coordinator.core.migration.model import (
     Place,
     Planned,
     Preparing,
+    Returning,
     RollingBack,
     Seen,
     Shifting,
@@ -49,20 +51,25 @@ def planned(migration: Migration, now: Elapsed, wall: Wall, limits: Limits = LIM
     return _enter(migration, Planned(now, Elapsed(now + limits.planned_s)), wall, note)
 
 
-def placed(migration: Migration, target: Place, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
-    """It has a place: both replicas are in the books from now on. Raises ShoalError(CONFLICT) where it had one."""
+def placed(
+    migration: Migration, target: Place, now: Elapsed, wall: Wall, limits: Limits = LIMITS, *, gap: bool = False
+) -> Stepped:
+    """It has a place: both replicas are in the books from now on; with a gap, the larger of them. Raises
+    ShoalError(CONFLICT) where it had one."""
     if not isinstance(migration.state, Planned):
         raise refuse(Code.CONFLICT, f"{migration.id} is {migration.stage}", "a migration that waits for a place")
     until = Elapsed(now + limits.reserved_s + limits.report_s)
-    return _enter(replace(migration, target=target), Preparing(Stage.RESERVED, now, until), wall, target.where)
+    note = f"{target.where}, once the old one has gone: it cannot hold both" if gap else target.where
+    after = replace(migration, target=target, gap=gap)
+    return _enter(after, Preparing(Stage.RESERVED, now, until), wall, note)
 
 
 def cancelled(migration: Migration, actor: str, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
     """An operator wants it undone. Raises ShoalError(CONFLICT) where that is too late."""
     match migration.state:
-        case Planned() | Preparing() | Shifting():
+        case Planned() | Preparing() | Alone() | Shifting():
             return _back(migration, Refusal(Code.MOVE_CANCELLED, f"by {actor}"), now, wall, limits)
-        case Draining() | RollingBack() | Done() | Aborted():
+        case Draining() | RollingBack() | Returning() | Done() | Aborted():
             raise refuse(
                 Code.CONFLICT, f"{migration.id} is {migration.stage}", "a migration that can still go back",
                 "move the workload back with `shoal migrate`",
@@ -76,6 +83,8 @@ def step(migration: Migration, seen: Seen, now: Elapsed, wall: Wall, limits: Lim
             return _planned(migration, state, seen, now, wall, limits)
         case Preparing() as state:
             return _preparing(migration, state, seen, now, wall, limits)
+        case Alone() as state:
+            return _alone(migration, state, seen, now, wall, limits)
         case Shifting() as state:
             return _shifting(migration, state, seen, now, wall, limits)
         case Draining(until=until):
@@ -91,8 +100,20 @@ def step(migration: Migration, seen: Seen, now: Elapsed, wall: Wall, limits: Lim
                 return replace(migration, state=replace(state, handing=False)), ()
             return migration, ()
         case RollingBack(refusal=refusal, until=until):
-            if not seen.target.assigned or now >= until:
-                return _enter(migration, Aborted(refusal, now), wall, str(refusal))
+            if seen.target.assigned and now < until:
+                return migration, ()
+            if migration.dark_since is not None:
+                again = Elapsed(now + limits.warming_s + limits.report_s)
+                return _enter(migration, Returning(refusal, now, again), wall, migration.source.where)
+            return _enter(migration, Aborted(refusal, now), wall, str(refusal))
+        case Returning(refusal=refusal, until=until):
+            observed = seen.source.observed
+            served = seen.source.assigned and seen.source.seen and observed is not None
+            if served and observed is not None and observed.phase is Phase.READY:
+                lit = _lit(migration, wall)
+                return _enter(lit, Aborted(refusal, now), wall, f"{refusal}; nobody served for {lit.gap_s:.1f} s")
+            if now >= until or not seen.source.assigned or seen.source.lost:
+                return _enter(migration, Aborted(refusal, now), wall, f"{refusal}; the old one has not come back yet")
             return migration, ()
         case Done() | Aborted():
             return migration, ()
@@ -131,10 +152,47 @@ def _preparing(
     if observed.phase is Phase.READY and (migration.verdict is not None or migration.rule.against is Against.NONE):
         after, told = _shift(migration, 0, seen, now, wall, limits)
         return after, (*_differs(migration.verdict), *told)
+    if migration.gap and observed.phase is Phase.STAGED:
+        until = Elapsed(now + migration.rule.allow_gap_s)
+        note = f"{migration.source.where} goes first: for at most {migration.rule.allow_gap_s:g} s nobody serves"
+        return _enter(replace(migration, dark_since=wall), Alone(Stage.CLEARING, now, until), wall, note)
     stage = _STAGE_OF.get(observed.phase, state.stage)
     if _PREPARING.index(stage) <= _PREPARING.index(state.stage):
         return migration, ()
     return _enter(migration, Preparing(stage, now, Elapsed(now + _allowed_s(stage, migration.rule, limits))), wall)
+
+
+def _alone(
+    migration: Migration, state: Alone, seen: Seen, now: Elapsed, wall: Wall, limits: Limits
+) -> Stepped:  # fmt: skip
+    observed = seen.target.observed
+    migration = _with_verdict(migration, observed)
+    if now >= state.until:
+        found = f"nobody served for {migration.rule.allow_gap_s:g} s{_last_said(observed)}"
+        return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
+    refusal = _wrong(migration, observed) or _target_gone(migration, seen) or seen.unwanted
+    if (refusal := refusal or _failed(migration, migration.verdict)) is not None:
+        return _back(migration, refusal, now, wall, limits)
+    if state.stage is Stage.CLEARING:
+        left = seen.source.observed
+        gone = seen.source.lost or not seen.source.assigned or (left is not None and left.phase is Phase.STAGED)
+        return _enter(migration, replace(state, stage=Stage.STAGING, since=now), wall) if gone else (migration, ())
+    if observed is None or not seen.target.seen:
+        return migration, ()
+    if observed.phase is Phase.READY and (migration.verdict is not None or migration.rule.against is Against.NONE):
+        lit = _lit(migration, wall)
+        after, told = _drain(lit, now, wall, limits, f"nobody served for {lit.gap_s:.1f} s")
+        return after, (*_differs(migration.verdict), *told)
+    stage = _STAGE_OF.get(observed.phase, state.stage)
+    if _PREPARING.index(stage) <= _PREPARING.index(state.stage):
+        return migration, ()
+    return _enter(migration, replace(state, stage=stage, since=now), wall)
+
+
+def _lit(migration: Migration, wall: Wall) -> Migration:
+    """Somebody serves again."""
+    since = migration.dark_since if migration.dark_since is not None else wall
+    return replace(migration, gap_s=Seconds(max(0.0, wall - since)))
 
 
 def _shifting(

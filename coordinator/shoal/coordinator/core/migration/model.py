@@ -27,10 +27,14 @@ class Stage(StrEnum):
     STAGING = "staging"
     WARMING = "warming"
     VERIFYING = "verifying"
+    CLEARING = "clearing"
+    """The old one goes first: its device cannot hold both. Nobody serves from now on."""
     SHIFTING = "shifting"
     DRAINING = "draining"
     DONE = "done"
     ROLLING_BACK = "rolling_back"
+    RETURNING = "returning"
+    """The old one, which had gone, is loaded again."""
     ABORTED = "aborted"
 
 
@@ -180,6 +184,17 @@ class Preparing:
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """Nobody serves: the old replica is to let go of its device, then the new one comes up there. stage: CLEARING, then
+    STAGING, WARMING or VERIFYING. until: of the whole gap, whatever the stage."""
+
+    stage: Stage
+    since: Elapsed
+    until: Elapsed
+    kind: Literal["alone"] = "alone"
+
+
+@dataclass(frozen=True, slots=True)
 class Shifting:
     """The new replica takes `rule.steps[step]` of the old one's requests. source, target: figures as the step began.
     due: then the guard judges. stateful:
@@ -217,6 +232,16 @@ class RollingBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Returning:
+    """The new replica is gone, and the old one, which had let go of the device, comes up again."""
+
+    refusal: Refusal
+    since: Elapsed
+    until: Elapsed
+    kind: Literal["returning"] = "returning"
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """at: since when; target: what it had answered by then."""
 
@@ -234,8 +259,8 @@ class Aborted:
     kind: Literal["aborted"] = "aborted"
 
 
-State = Planned | Preparing | Shifting | Draining | RollingBack | Done | Aborted
-Live = Planned | Preparing | Shifting | Draining | RollingBack
+State = Planned | Preparing | Alone | Shifting | Draining | RollingBack | Returning | Done | Aborted
+Live = Planned | Preparing | Alone | Shifting | Draining | RollingBack | Returning
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +287,9 @@ class Reading:
 class Migration:
     """target: None until it has a place. rule: as the policy was when it began. cleared: an operator took back what was
     held against its target after it, or its device was measured anew. reason: why it was begun, in words. expected:
-    None until it has a place, where nothing told it before. came: None until it was done for a while."""
+    None until it has a place, where nothing told it before. came: None until it was done for a while. gap: its
+    device cannot hold both replicas. dark_since: when the old one was sent away first; gap_s: for how long nobody
+    served, None until somebody does again."""
 
     id: str
     workload: WorkloadKey
@@ -280,14 +307,19 @@ class Migration:
     reason: str = ""
     expected: Expected | None = None
     came: Came | None = None
+    gap: bool = False
+    dark_since: Wall | None = None
+    gap_s: Seconds | None = None
 
     @property
     def stage(self) -> Stage:
         match self.state:
             case Planned():
                 return Stage.PLANNED
-            case Preparing(stage=stage):
+            case Preparing(stage=stage) | Alone(stage=stage):
                 return stage
+            case Returning():
+                return Stage.RETURNING
             case Shifting():
                 return Stage.SHIFTING
             case Draining():

@@ -6,13 +6,16 @@ from typing import Final
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration.model import (
     Aborted,
+    Alone,
     Done,
     Draining,
     Migration,
     Planned,
     Preparing,
+    Returning,
     RollingBack,
     Shifting,
+    Stage,
 )
 from shoal.coordinator.core.placement.model import Move, Trial
 from shoal.types.assignment import Assignment, Phase
@@ -40,17 +43,25 @@ def move_of(migration: Migration) -> Move | None:
         case Planned():
             return Move(migration.id, migration.workload, source, goes, aim=migration.aim)
         case Preparing():
-            return Move(migration.id, migration.workload, source, goes, target)
+            staged = (target,) if migration.gap else ()
+            return Move(migration.id, migration.workload, source, goes, target, gap=migration.gap, holds=staged)
+        case Alone(stage=stage):
+            holds = (source, target) if stage is Stage.CLEARING else (source,)
+            return Move(migration.id, migration.workload, source, goes, target, share=1.0, gap=True, holds=holds)
         case Shifting(step=step):
             return Move(migration.id, migration.workload, source, goes, target, share=migration.rule.steps[step])
         case Draining():
             return Move(
-                migration.id, migration.workload, source, goes, target, share=1.0, leaves=source, drain_s=drain_s
-            )
+                migration.id, migration.workload, source, goes, target, share=1.0, leaves=source, drain_s=drain_s,
+                gap=migration.gap, holds=(source,) if migration.gap else (),
+            )  # fmt: skip
         case RollingBack(refusal=refusal, handing=handing):
             return Move(
-                migration.id, migration.workload, source, refusal, target, leaves=target, drain_s=drain_s, stays=handing
-            )
+                migration.id, migration.workload, source, refusal, target, leaves=target, drain_s=drain_s,
+                stays=handing, gap=migration.gap, holds=(source,) if migration.dark_since is not None else (),
+            )  # fmt: skip
+        case Returning(refusal=refusal):
+            return Move(migration.id, migration.workload, source, refusal, target, leaves=target, gap=True)
         case Done() | Aborted():
             return None
 

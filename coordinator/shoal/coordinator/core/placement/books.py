@@ -1,6 +1,6 @@
 """What is taken in the region: memory and time of devices, quotas of tenants. Replaced, never changed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -73,6 +73,10 @@ class Books:
         """A current replica was decided to stay."""
         return self._with_standing(scope, intent, standing, 1)
 
+    def freed(self, slot: Slot, memory: Bytes) -> "Books":
+        """As if so much that is loaded on a device were not; negative: as if more were."""
+        return replace(self, memory={**self.memory, slot: self.memory.get(slot, NOTHING).less(memory)})
+
     def reserving(self, reservations: Sequence[Reservation], sign: int = 1) -> "Books":
         """With (sign 1) or without (-1) room that is kept for a guest; it counts to nobody's quota."""
         if not reservations:
@@ -102,9 +106,24 @@ def opened(scope: Scope, workloads: Iterable[tuple[Intent, Current]]) -> Books:
     inputs = scope.inputs
     memory = {Slot(*slot): committed for slot, committed in commitments(inputs.fleet, inputs.desired).items()}
     books = Books(memory, {}, {}).reserving(inputs.reserved)
+    for slot, shared in _shared(scope):
+        books = books.freed(slot, shared)
     for intent, current in workloads:
         books = books.undecided(scope, intent, current, 1)
     return books
+
+
+def _shared(scope: Scope) -> Iterator[tuple[Slot, Bytes]]:
+    """What two replicas do not take at once, of which one is loaded only while the other is not."""
+    pairs = {(move.source, move.target): move for move in scope.moving if move.gap}
+    held = {
+        one.id: (Slot(node, one.device), memory_of(one, None))
+        for node, assignments in scope.inputs.desired.items()
+        for one in assignments
+    }
+    for source, target in pairs:
+        if source in held and target in held and held[source][0] == held[target][0]:
+            yield held[source][0], min(held[source][1], held[target][1])
 
 
 def busy_share(scope: Scope, intent: Intent, option: Option, replicas: int) -> float:

@@ -123,7 +123,8 @@ class Move:
     """What a live migration wants of the region now. source, target: assignments; target is empty until it has a place
     (then `aim` counts). share: of the source's requests that the target takes. leaves: which of the two is to go now,
     empty: none; drain_s: what it has to finish in. why: said of the one that does not count as a replica any more.
-    stays: what leaves does not drain yet, it has sessions to hand over."""
+    stays: what leaves does not drain yet, it has sessions to hand over. gap: one device holds the larger of both, and
+    not both at once. holds: those of the two that are to be staged."""
 
     migration: str
     workload: WorkloadKey
@@ -135,6 +136,8 @@ class Move:
     leaves: str = ""
     drain_s: Seconds = DRAIN_S
     stays: bool = False
+    gap: bool = False
+    holds: tuple[str, ...] = ()
 
     @property
     def uncounted(self) -> str:
@@ -257,8 +260,9 @@ class Target:
 
     signed: what its node is to verify; None where its policy asks for no signature. busy: share of the device's time
     that its declared traffic takes. standby: it takes requests when no other replica does. moves: the migration that
-    waited for this place; empty for any other. capture: requests that its node may keep, with consent. session: as
-    the Intent has it. staged: it stands by as bytes on disk; its room is kept, so that it can be loaded.
+    waited for this place; empty for any other. instead: the replica in whose room it comes, and which has to go first.
+    capture: requests that its node may keep, with consent. session: as the Intent has it. staged: it stands by as bytes
+    on disk; its room is kept, so that it can be loaded.
     """
 
     workload: WorkloadKey
@@ -279,6 +283,7 @@ class Target:
     busy: float = 0.0
     standby: bool = False
     moves: str = ""
+    instead: str = ""
     capture: int = 0
     session: Mapping[str, str] = field(default_factory=dict)
     staged: bool = False

@@ -2,18 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from shoal.coordinator.core.fleet.commitments import memory_of
 from shoal.coordinator.core.placement import explain as why
 from shoal.coordinator.core.placement.books import Books, busy_share, opened, quota_caps, wants_standby
 from shoal.coordinator.core.placement.feasible import Scope
-from shoal.coordinator.core.placement.model import Inputs, Move, PlacementChange, Plan, Target, WorkloadPlan
+from shoal.coordinator.core.placement.model import Inputs, Move, PlacementChange, Plan, Slot, Target, WorkloadPlan
 from shoal.coordinator.core.placement.signatures import sealed
-from shoal.coordinator.core.placement.solve import Level, Pick, Solver, memory_needed
+from shoal.coordinator.core.placement.solve import Level, Occupied, Pick, Solver, memory_needed
 from shoal.coordinator.core.placement.standing import current_of
 from shoal.types.agreement import GUESTS
-from shoal.types.codes import Refusal
+from shoal.types.assignment import Assignment
+from shoal.types.codes import Code, Refusal
+from shoal.types.units import Bytes
 from shoal.types.workload import Standby, WorkloadKey
 
 
@@ -48,6 +51,7 @@ def place(
         solver = Solver(scope, intent, stands, caps[intent.key], free, free_at_first)
         asked = explain if isinstance(explain, bool) else intent.key in explain
         plan, after = _moved(solver, *_workload(solver, explain=asked), explain=asked)
+        plan, after = _replaced(solver, plan, after, explain=asked)
         plans.append(plan)
         if not away:
             books = after if plan.targets else after.reserving(own)
@@ -69,9 +73,57 @@ def _moved(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: bool) 
         found, books = _workload(solver, explain=explain)
         if found.placed >= plan.placed and sum(bool(target.moves) for target in found.targets) == len(moving):
             taken, best, after = [*moving], found, books
+        elif (instead := _instead(unmoved, move.source, moving, plan.placed, explain=explain)) is not None:
+            taken, (best, after) = [*moving], instead
         else:
             held[move.migration] = why.unmoved(solver, move)
     return (replace(best, unmoved=held) if held else best), after
+
+
+def _instead(
+    unmoved: Solver, source: str, moving: Sequence[Move], placed: int, *, explain: bool
+) -> tuple[WorkloadPlan, Books] | None:
+    """With a new replica in the room of `source`, which goes before that is loaded, where the policy allows a gap and
+    nothing else helps: the source's device is the only place for it."""
+    scope, intent = unmoved.scope, unmoved.intent
+    if intent.migration.allow_gap_s <= 0 or intent.session or any(move.gap for move in scope.moving):
+        return None  # sessions have nowhere to be while nobody serves
+    leaving = next(
+        (_occupied(scope, *each) for each in scope.current.get(intent.key, ()) if each[1].id == source), None
+    )
+    if leaving is None:
+        return None
+    solver = unmoved.moved(current_of(scope, intent, moving), moving, leaving)
+    found, books = _workload(solver, explain=explain)
+    new = [each for each in found.targets if not each.keeps]
+    last = new[-1] if new else None
+    if found.placed < max(placed, 1) or last is None or (last.node, last.device) != leaving.slot or last.standby:
+        return None
+    targets = tuple(replace(each, instead=source, staged=True) if each is last else each for each in found.targets)
+    kept = Bytes(max(0, leaving.memory - last.memory_bytes))
+    return replace(found, targets=targets), books.freed(leaving.slot, Bytes(-kept))
+
+
+def _occupied(scope: Scope, node: str, assignment: Assignment) -> Occupied:
+    state = scope.inputs.fleet.nodes.get(node)
+    observed = state.observed.get(assignment.id) if state is not None else None
+    return Occupied(assignment.id, Slot(node, assignment.device), memory_of(assignment, observed))
+
+
+def _replaced(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: bool) -> tuple[WorkloadPlan, Books]:
+    """Where replicas lack a place only because what they replace is there: one of them in that room."""
+    scope, intent = unmoved.scope, unmoved.intent
+    busy = any(move.workload == intent.key for move in scope.inputs.moves)
+    if intent.migration.allow_gap_s <= 0 or plan.placed >= plan.wanted or busy:
+        return plan, after
+    kept = {target.keeps for target in plan.targets}
+    superseded = [each.assignment.id for each in unmoved.fallen if each.refusal.code is Code.CONFLICT]
+    superseded += [each.assignment.id for each in unmoved.standing if each.assignment.id not in kept]
+    for source in superseded:
+        found = _instead(unmoved, source, (), plan.placed + 1, explain=explain)
+        if found is not None:
+            return found
+    return plan, after
 
 
 def _workload(solver: Solver, *, explain: bool) -> tuple[WorkloadPlan, Books]:

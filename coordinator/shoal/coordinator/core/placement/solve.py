@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from shoal.coordinator.core.fleet.commitments import NOTHING, admissible_bytes
 from shoal.coordinator.core.placement.books import Books, Held, busy_share, wants_standby
 from shoal.coordinator.core.placement.feasible import HARD, Fault, Option, Order, Scope, memory_fault, utilisation_fault
-from shoal.coordinator.core.placement.model import Move, terms_of
+from shoal.coordinator.core.placement.model import Move, Slot, terms_of
 from shoal.coordinator.core.placement.rank import gain, score, tie, values
 from shoal.coordinator.core.placement.relax import CATEGORY, Give, physical
 from shoal.coordinator.core.placement.standing import Current, Fallen, Standing
@@ -53,6 +54,14 @@ class Level:
         return len(self.picks) >= self.wanted
 
 
+class Occupied(NamedTuple):
+    """Where a replica is, and what it takes there."""
+
+    assignment: str
+    slot: Slot
+    memory: Bytes
+
+
 class Solver:
     """One workload against the books of all others."""
 
@@ -81,9 +90,12 @@ class Solver:
     def counted(self) -> tuple[Standing, ...]:
         return (*self.standing, *self.reserve)
 
-    def moved(self, current: Current, moving: Sequence[Move]) -> "Solver":
-        """The same workload, `current` as it would be with these of its moves under way."""
+    def moved(self, current: Current, moving: Sequence[Move], freed: Occupied | None = None) -> "Solver":
+        """The same workload, `current` as it would be with these of its moves under way. freed: a replica that would
+        be gone before what comes in its place is loaded."""
         books, opening = (each.undecided(self.scope, self.intent, current, 1) for each in (self.books, self.opening))
+        if freed is not None:
+            books, opening = (each.freed(freed.slot, freed.memory) for each in (books, opening))
         return Solver(
             self.scope, self.intent, current, self.cap, books, opening, elsewhere=self.elsewhere, moving=moving
         )

@@ -98,7 +98,8 @@ def _not_oversold(snapshot: Snapshot) -> Iterator[Violation]:
     for name, content in snapshot.desired.items():
         state = snapshot.fleet.nodes.get(name)
         for device in state.node.devices if state is not None else ():
-            committed = sum(each.memory_bytes for each in content.assignments if each.device == device.name)
+            loads = [each for each in content.assignments if each.device == device.name and not _only_bytes(each)]
+            committed = sum(each.memory_bytes for each in loads)
             held = [each for each in snapshot.reserved if each.slot == (name, device.name)]
             kept = sum(each.memory_bytes for each in held)
             total = device.memory_bytes
@@ -107,6 +108,11 @@ def _not_oversold(snapshot: Snapshot) -> Iterator[Violation]:
             if committed + kept > total:
                 message = f"{committed} bytes committed and {kept} held of {total}"
                 yield Violation("I2", f"{name}/{device.name}", message)
+
+
+def _only_bytes(assignment: Assignment) -> bool:
+    """One of two that share their room: it is loaded only once the other is not. One that stands by has its own."""
+    return assignment.staged and not assignment.standby
 
 
 def _one_owner(snapshot: Snapshot) -> Iterator[Violation]:

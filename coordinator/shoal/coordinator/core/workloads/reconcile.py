@@ -201,7 +201,7 @@ class _Step:
         if target is not None and (move is None or move.leaves != assignment.id):
             self.marks[assignment.id] = replace(self.marks[assignment.id], terms=target.terms)
             standby = target.standby and (assignment.standby or self._is_free(assignment.workload))
-            staged = standby and target.staged
+            staged = (standby and target.staged) or self._is_held(assignment)
             if assignment.staged and not staged:  # it loads from now on, and serves when it is ready
                 self.marks[assignment.id] = Mark(Stage.STARTING, self.now, target.terms)
             if standby is not assignment.standby:
@@ -228,7 +228,7 @@ class _Step:
             return None  # it runs nowhere any more, and would only crash again when its node starts anew
         if move is not None:
             if move.leaves != assignment.id or move.stays:
-                return assignment
+                return replace(assignment, staged=self._is_held(assignment))
             gone = idle or self._never_served(assignment) or (silent and move.leaves == move.target)
             return None if lost or gone else assignment if silent else replace(assignment, draining=True)
         evicted = self.served[assignment.workload] and assignment.id in plan.evicted
@@ -240,6 +240,11 @@ class _Step:
                 return assignment
             return None if idle or self._never_served(assignment) else replace(assignment, draining=True)
         return assignment
+
+    def _is_held(self, assignment: Assignment) -> bool:
+        """Whether its move wants its bytes alone for now."""
+        move = self.moves.get(assignment.id)
+        return move is not None and assignment.id in move.holds
 
     def _is_free(self, workload: WorkloadKey) -> bool:
         """Whether all that is wanted serves, here or elsewhere: whatever else there is may go, or stand by."""

@@ -40,6 +40,9 @@ def starts(
     found = list[tuple[Target, Held | None]]()
     for target in new:
         asked = next((move.source for move in mine if move.migration == target.moves), "")
+        if not asked and target.instead and room > 0:
+            asked = target.instead
+            room -= 1
         if asked:
             found.append((target, next(each for each in held if each[1].id == asked)))
         elif target.standby or not (free or (crossed and serving)):

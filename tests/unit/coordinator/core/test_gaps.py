@@ -1,0 +1,138 @@
+"""Moves on a device that cannot hold both replicas: they wait, or the old one goes first, where the policy says so."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from unit.coordinator.core.region import DIGEST, MIB, SMALL, Region, device, intent, node
+
+from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Stage
+from shoal.types.assignment import Phase
+from shoal.types.codes import Code
+from shoal.types.migration import Against, MigrationRule, PackRef
+from shoal.types.units import Bytes, Seconds
+from shoal.types.workload import ModelRef
+
+PACK = PackRef("sha256:" + "d" * 64, Bytes(1000), 16, answers=True)
+GAP = MigrationRule(against=Against.REFERENCE, pack=PACK, allow_gap_s=Seconds(20.0))
+OLD, NEW = (ModelRef("small.onnx", SMALL, ""),), (ModelRef("model.onnx", DIGEST, ""),)
+
+
+def full(rule: MigrationRule = GAP) -> Region:
+    """One device, with room for the old model or for the new one."""
+    region = Region(node("a", device(memory=92 * MIB)))
+    region.intents = (intent(models=OLD, migration=rule),)
+    region.run(8)
+    assert serves(region) == [SMALL]
+    return region
+
+
+def serves(region: Region) -> list[str]:
+    """Models of the replicas that requests are sent to."""
+    (route,) = region.desired["a"].routes
+    listed = {endpoint.assignment for endpoint in route.endpoints}
+    return [one.model for one in region.desired["a"].assignments if one.id in listed]
+
+
+def loaded(region: Region) -> list[str]:
+    """What takes memory of the device."""
+    return [one.model for one in region.desired["a"].assignments if not one.staged]
+
+
+def until(region: Region, reached: Callable[[Migration], bool]) -> Migration:
+    for _ in range(200):
+        region.step()
+        if any(reached(each) for each in moves(region)):
+            return moves(region)[0]
+    raise AssertionError([each.story for each in moves(region)])
+
+
+def upgrade(region: Region, rule: MigrationRule = GAP) -> None:
+    region.intents = (intent(models=NEW, migration=rule, revision=2),)
+
+
+def moves(region: Region) -> list[Migration]:
+    return list(region.migrations.values())
+
+
+def test_without_leave_what_has_no_room_waits_and_nobody_is_in_the_dark() -> None:
+    rule = replace(GAP, allow_gap_s=Seconds(0.0))
+    region = full(rule)
+    upgrade(region, rule)
+    for _ in range(60):
+        region.step()
+        assert serves(region) == [SMALL]
+    assert not moves(region)
+    assert region.decision is not None
+    refusal = region.decision.plan.workloads[0].refusal
+    assert refusal is not None
+    assert "MEMORY_SHORT" in str(refusal)
+
+
+def test_with_leave_the_old_one_goes_first_and_the_gap_is_told() -> None:
+    region = full()
+    upgrade(region)
+    dark = 0
+    for _ in range(120):
+        region.step()
+        assert len(loaded(region)) <= 1 or moves(region)[0].stage in (Stage.DRAINING, Stage.DONE)
+        dark += not serves(region)
+    (one,) = moves(region)
+    assert (one.cause, one.stage) == (Cause.DOCUMENTS, Stage.DONE)
+    assert [entry.stage for entry in one.story] == [
+        Stage.PLANNED, Stage.RESERVED, Stage.CLEARING, Stage.STAGING, Stage.VERIFYING, Stage.DRAINING, Stage.DONE,
+    ]  # fmt: skip
+    assert one.verdict is not None
+    assert one.verdict.passed
+    assert (one.verdict.against, serves(region)) == (Against.REFERENCE, [DIGEST])
+    assert one.gap_s is not None
+    assert one.gap_s == pytest.approx(0.5 * dark, abs=1.0)
+    assert f"{one.gap_s:.1f} s" in one.story[-2].note
+    assert len(region.desired["a"].assignments) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "load_s", "code"), [(True, 2.0, Code.VERIFY_FAILED), (False, 60.0, Code.MOVE_TIMEOUT)]
+)
+def test_what_does_not_come_in_time_or_answers_otherwise_gives_the_old_one_its_place_back(
+    *, wrong: bool, load_s: float, code: Code
+) -> None:
+    region = full()
+    agent = region.agents["a"]
+    upgrade(region)
+    until(region, lambda each: each.stage is Stage.CLEARING)
+    agent.wrong, agent.load_s = wrong, load_s
+    until(region, lambda each: each.stage in (Stage.ROLLING_BACK, Stage.RETURNING))
+    agent.wrong, agent.load_s = False, 2.0
+    region.run(15)
+    (one,) = moves(region)
+    assert isinstance(one.state, Aborted)
+    assert one.state.refusal.code is code
+    assert Stage.RETURNING in [entry.stage for entry in one.story]
+    assert serves(region) == [SMALL]
+    assert one.gap_s is not None
+    assert one.gap_s <= GAP.allow_gap_s + 10.0
+    before = region.desired
+    region.run(30)
+    assert region.desired == before, "it is not tried again at once"
+
+
+def test_an_operator_takes_it_back_while_nobody_serves() -> None:
+    from shoal.coordinator.core.migration import machine
+    from shoal.types.units import Elapsed, Wall
+
+    region = full()
+    upgrade(region)
+    one = until(region, lambda each: each.stage is Stage.STAGING and each.dark_since is not None)
+    region.migrations[one.id] = machine.cancelled(one, "ops", Elapsed(region.now), Wall(region.now))[0]
+    region.run(15)
+    assert serves(region) == [SMALL]
+
+
+def test_where_the_old_one_is_lost_meanwhile_the_new_one_comes_up() -> None:
+    region = full()
+    upgrade(region)
+    until(region, lambda each: each.stage is Stage.CLEARING)
+    assert all(each.phase is Phase.STAGED for each in region.agents["a"].reports(region.now))
+    region.run(20)
+    assert serves(region) == [DIGEST]
