@@ -62,7 +62,6 @@ _HEAD: Final[Map[str, Live | Later]] = {
 }
 _FEDERATION = Later("federation")
 _SOURCE: Final = (Code.SOURCE_DENIED, Code.SOURCE_UNREACHABLE, Code.SIGNAL_INVALID)
-_MIGRATION = Later("migration")
 _WINDOW = Live(_MOVES, note="when moves that nobody asked for may begin", reads="windows")
 _TOLERANCE = Live(_MOVES, (Code.VERIFY_FAILED,), note="of a move's outputs", reads="tolerances")
 
