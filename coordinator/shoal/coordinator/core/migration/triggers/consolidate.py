@@ -22,6 +22,8 @@ from shoal.types.units import Seconds, Wall, show_joules, show_seconds, show_wat
 
 NAME: Final = "consolidation"
 HORIZON_S: Final = Seconds(600.0)
+MOVING_S: Final = Seconds(30.0)
+"""Of a move whose load time nobody can predict: emulated devices do not tell it."""
 LOOKS: Final = 40
 """Times within the horizon at which a peak is looked for."""
 
@@ -75,7 +77,8 @@ def _saving(view: View, replica: Replica, rest: Rest, option: Option) -> Saving 
     there = rest.asleep_w + rate * hoped.after.joules
     old = (hoped.before.latency_p95_s, hoped.before.cost, here)
     new = (hoped.after.latency_p95_s, hoped.after.cost, there)
-    moving = (receipt.rates.active_w - rest.idle_w) * rest.wake_s + (here - rest.asleep_w) * hoped.seconds
+    moving_s = hoped.seconds if math.isfinite(hoped.seconds) else MOVING_S
+    moving = (receipt.rates.active_w - rest.idle_w) * rest.wake_s + (here - rest.asleep_w) * moving_s
     over_s = _quiet_s(view, replica)
     joules = (here - there) * over_s - moving
     if math.isnan(joules):
