@@ -1,5 +1,6 @@
 """Consolidation and waking: what may sleep does, and a declared peak finds its place awake and serving."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -96,3 +97,21 @@ def test_nothing_is_consolidated(after: float | None, changes: dict[str, Any]) -
     assert not any(each.cause is Cause.CONSOLIDATION for each in moves(found))
     if after is None:
         assert not asleep(found)
+
+
+def test_a_load_time_that_nobody_can_predict_holds_nothing_up() -> None:
+    found = region()
+    states = {
+        name: replace(
+            state,
+            receipts={
+                device: replace(each, rates=replace(each.rates, load_bytes=math.nan))
+                for device, each in state.receipts.items()
+            },
+        )
+        for name, state in found.fleet.nodes.items()
+    }
+    found.fleet = replace(found.fleet, nodes=states)
+    found.run(40, tick=1.0)
+    assert where(found) == [BOARD]
+    assert [each.cause for each in moves(found)] == [Cause.CONSOLIDATION]
