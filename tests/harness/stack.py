@@ -265,6 +265,9 @@ def answer_of(asked: Hashable) -> Hashable:
     return struct.pack("<4f", 0.0, asked, asked + 0.5, 0.0)
 
 
+_TRY_AGAIN = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
+"""What ordinary gRPC clients retry."""
+AGAIN_S = 0.1
 _NO_ANSWER = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL"})
 
 
@@ -277,7 +280,8 @@ class Load:
     """Clients of one workload, by default of `harness.crafted.relu`, on a thread of their own.
 
     Each sends its next request when the last was answered, `rate` a second at most. Every request has its own right
-    answer; each client keeps its own history.
+    answer; each client keeps its own history. others: ports of more fronts, which it asks in turn where one gives no
+    answer or a refusal that says to try again; for `insist_s` from its first word.
     """
 
     port: int
@@ -288,6 +292,9 @@ class Load:
     timeout_s: float = 30.0
     host: str = "127.0.0.1"
     inputs: Callable[[int], tuple[Tensor, ...]] = numbers
+    others: tuple[int, ...] = ()
+    insist_s: float = 0.0
+    asked_again: int = 0
     histories: list[History] = field(default_factory=list)
     _clock: SystemClock = field(default_factory=SystemClock)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -350,21 +357,33 @@ class Load:
                 group.create_task(self._client(number, history))
 
     async def _client(self, number: int, history: History) -> None:
-        client = GrpcClient(self.port, self.files.authority.read_bytes(), self.files, host=self.host)
+        authority = self.files.authority.read_bytes()
+        fronts = [GrpcClient(port, authority, self.files, host=self.host) for port in (self.port, *self.others)]
         asked = number
         while not self._stopping.is_set():
             due = asyncio.get_running_loop().time() + 1 / self.rate
             asked = (asked + self.clients) % 2**20
             call = history.begin(asked, self.now())
-            try:
-                answer = await client.infer(self.workload, self.inputs(asked), timeout=self.timeout_s)
-                history.end(call, Outcome.OK, answer.outputs[0].raw, self.now())
-            except Failed as error:
-                told = error.code or error.status not in _NO_ANSWER
-                outcome = Outcome.REFUSED if told else Outcome.UNKNOWN
-                history.end(call, outcome, error.code or str(error.status), self.now())
+            tries = number
+            while True:
+                try:
+                    answer = await fronts[tries % len(fronts)].infer(self.workload, self.inputs(asked), timeout=self.timeout_s)
+                    history.end(call, Outcome.OK, answer.outputs[0].raw, self.now())
+                    break
+                except Failed as error:
+                    tries += 1
+                    if error.status in _TRY_AGAIN and self.now() < history.begun[call][1] + self.insist_s:
+                        self.asked_again += 1
+                        if (tries - number) % len(fronts) == 0:
+                            await _turn(asyncio.get_running_loop().time() + AGAIN_S)
+                        continue
+                    told = error.code or error.status not in _NO_ANSWER
+                    outcome = Outcome.REFUSED if told else Outcome.UNKNOWN
+                    history.end(call, outcome, error.code or str(error.status), self.now())
+                    break
             await _turn(due)
-        await client.close()
+        for front in fronts:
+            await front.close()
 
 
 async def _turn(due: float) -> None:

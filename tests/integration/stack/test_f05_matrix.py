@@ -1,0 +1,106 @@
+"""One process killed at a state of a live move, under load, by real processes: the move ends, who asks again is
+answered, and nothing is left over.
+
+Two cells of the matrix in every run; with `-m long` every state with every victim. When a state is shorter than a look
+at it, the blow falls in the next: the moments around each write are the simulator's (`simulation/test_move_rows.py`).
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from harness.report import record
+from harness.stack import PATIENCE_S, Load, Stack, documents, on_nodes, policy, workload
+from harness.wait import wait_until
+from shoal.types.codes import ShoalError
+from shoal.v1 import operator_pb2
+
+pytestmark = pytest.mark.alone
+
+NAME = "pawn"
+NODES = ("plain-cpu", "edge-npu")
+ENDS_S = 120.0
+INSIST_S = 60.0
+STATES = ("planned", "reserved", "staging", "warming", "verifying", "shifting", "draining", "rolling_back")
+ORDER = (*STATES[:-1], "done", "rolling_back", "aborted")
+VICTIMS = (
+    "coordinator",
+    *(f"{who}{part}" for who in ("source", "target") for part in ("", "/supervisor", "/front", "/worker")),
+    "gateway",
+)
+ALWAYS = {("shifting", "coordinator"), ("verifying", "target/front")}
+
+
+@pytest.fixture
+def moving(stack: Stack) -> Iterator[Stack]:
+    stack.apply(documents(policy(NAME, on_nodes(NODES)), workload(NAME, "relu", NAME)))
+    yield stack
+    for member in ("coordinator", "gateway", *NODES):
+        stack.control.hurt(member, "resume")
+    wait_until(stack.all_heard, PATIENCE_S, "every node to be heard")
+    stack.forget(NAME)
+    wait_until(lambda: not stack.doctor(), PATIENCE_S, "the region to be whole")
+
+
+def seen(stack: Stack, migration: str) -> operator_pb2.MigrationView:
+    with stack.api() as api:
+        (one,) = api.get("migrations", migration).migrations
+    return one
+
+
+CELLS = [pytest.param(*cell, marks=() if cell in ALWAYS else pytest.mark.long) for cell in product(STATES, VICTIMS)]
+
+
+@pytest.mark.parametrize(("state", "victim"), CELLS)
+def test_f05_killed_at_a_state_of_a_move(moving: Stack, state: str, victim: str) -> None:
+    stack = moving
+    (placed,) = stack.serves(NAME)
+    source, target = placed.node, NODES[1 - NODES.index(placed.node)]
+    who = victim.replace("source", source).replace("target", target)
+    ports = tuple(stack.port(name, "grpc") for name in NODES)
+    load = Load(
+        stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, others=ports, insist_s=INSIST_S
+    )  # fmt: skip
+    with load:
+        with stack.api() as api:
+            begun = api.migrate("default", NAME, target)
+        if state == "rolling_back":
+            wait_until(lambda: seen(stack, begun.id).stage in ORDER[5:], ENDS_S, "it to shift", every_s=0.02)
+            with stack.api() as api:
+                api.cancel_migration(begun.id)
+        last = ORDER.index(state)
+        wait_until(lambda: ORDER.index(seen(stack, begun.id).stage) >= last, ENDS_S, state, every_s=0.02)
+        at = seen(stack, begun.id).stage
+        has_any = stack.processes(*who.partition("/")[::2])
+        if has_any:
+            stack.kill(who)
+        if victim == "coordinator" or "/" not in victim:
+            load.wait_for(10)
+            stack.control.hurt(who, "resume")
+        ended = wait_until(
+            lambda: one if (one := _seen_or_none(stack, begun.id)) and one.stage in ("done", "aborted") else None,
+            ENDS_S,
+            f"the end of the move, {victim} killed at {at}",
+        )
+        load.wait_for(20)
+    assert ended is not None
+    code = ended.reason.code if ended.stage == "aborted" else ""
+    assert ended.stage == "done" or code, ended
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
+    (left,) = stack.serves(NAME)
+    assert set(stack.workers()) == {row.assignment.id for row in stack.placements()}, "no worker is nobody's"
+    record(
+        "F05", "P", 1, state=at, victim=victim, struck=len(has_any), ended=f"{ended.stage} {code}".strip(),
+        left_on="target" if left.node == target else "source", sent=verdict.sent, lost=0,
+        asked_again=load.asked_again, slowest_s=round(verdict.slowest_s, 3),
+    )  # fmt: skip
+
+
+def _seen_or_none(stack: Stack, migration: str) -> operator_pb2.MigrationView | None:
+    """None while no coordinator answers."""
+    try:
+        return seen(stack, migration)
+    except ShoalError:
+        return None
