@@ -20,7 +20,7 @@ IN_PROCESS = "I"
 """Kinds: simulator, real processes, containers; all other tests run within one process."""
 
 DEMANDED: Mapping[str, str] = {
-    **dict.fromkeys(("F01", "F02", "F03", "F06", "F14"), "SP"),
+    **dict.fromkeys(("F01", "F02", "F03", "F05", "F06", "F14"), "SP"),
     **dict.fromkeys(("F17", "F19", "F20", "F21", "F22", "F26", "F27", "F28", "F35", "F47"), "SP"),
     **dict.fromkeys(("F23", "F25", "F36", "F44"), "S"),
     "A28": IN_PROCESS + "S",
@@ -28,7 +28,7 @@ DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F07", "F09", "F10", "F12", "F42", "F43"), "P"),
     **dict.fromkeys(("F08", "F11"), "SP"),
     **dict.fromkeys(("A12", "F16"), IN_PROCESS + "P"),
-    **dict.fromkeys(("F04", "F13", "F15", "F18", "F24", "F31", "F32", "F33", "F37", "F38", "F39", "F40"), "P"),
+    **dict.fromkeys(("F04", "F13", "F15", "F18", "F24", "F31", "F32", "F33", "F37", "F38", "F39", "F40", "F45"), "P"),
     **dict.fromkeys(("A10", "A11", "A17", "A18", "A19", "A20"), "P"),
     **dict.fromkeys(("A01", "A02", "A06", "A07", "A14", "A29", "A30", "A31", "A32", "A33", "A34", "A36", "A43"), "P"),
     **dict.fromkeys(("A13", "A21", "A24", "A25", "A26", "A27", "A37", "A38", "A50"), IN_PROCESS + "P"),

@@ -294,7 +294,8 @@ class Load:
     inputs: Callable[[int], tuple[Tensor, ...]] = numbers
     others: tuple[int, ...] = ()
     insist_s: float = 0.0
-    asked_again: int = 0
+    broken: list[tuple[float, float, str]] = field(default_factory=list)
+    """Start and end of every attempt that was made again, and what it was told."""
     histories: list[History] = field(default_factory=list)
     _clock: SystemClock = field(default_factory=SystemClock)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -366,6 +367,7 @@ class Load:
             call = history.begin(asked, self.now())
             tries = number
             while True:
+                began = self.now()
                 try:
                     answer = await fronts[tries % len(fronts)].infer(self.workload, self.inputs(asked), timeout=self.timeout_s)
                     history.end(call, Outcome.OK, answer.outputs[0].raw, self.now())
@@ -373,7 +375,7 @@ class Load:
                 except Failed as error:
                     tries += 1
                     if error.status in _TRY_AGAIN and self.now() < history.begun[call][1] + self.insist_s:
-                        self.asked_again += 1
+                        self.broken.append((began, self.now(), str(error)))
                         if (tries - number) % len(fronts) == 0:
                             await _turn(asyncio.get_running_loop().time() + AGAIN_S)
                         continue

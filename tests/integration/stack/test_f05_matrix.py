@@ -94,7 +94,7 @@ def test_f05_killed_at_a_state_of_a_move(moving: Stack, state: str, victim: str)
     record(
         "F05", "P", 1, state=at, victim=victim, struck=len(has_any), ended=f"{ended.stage} {code}".strip(),
         left_on="target" if left.node == target else "source", sent=verdict.sent, lost=0,
-        asked_again=load.asked_again, slowest_s=round(verdict.slowest_s, 3),
+        asked_again=len(load.broken), slowest_s=round(verdict.slowest_s, 3),
     )  # fmt: skip
 
 

@@ -34,6 +34,9 @@ class Gauges:
         self._front_turned = front_turned
         self._by_device: dict[str, Driver] = {}
         self._silent: set[str] = set()
+        self._unmeasured: set[str] = set()
+        """Devices that fell silent and were not measured since: what they can do now, nobody knows."""
+        self._back: set[str] = set()
         self._worker_stats: dict[str, WorkerStats] = {}
         self._devices_of: dict[str, str] = {}
         self._worked_j: dict[str, float] = {}
@@ -61,7 +64,7 @@ class Gauges:
         return driver.rest(device, asleep) if driver else Seconds(0.0)
 
     def read(self, device: str) -> Reading | None:
-        """None while it does not answer, which is told once."""
+        """None while it does not answer, which is told once, and from then on until it was measured again."""
         driver = self._by_device.get(device)
         if driver is None:
             return None
@@ -70,10 +73,24 @@ class Gauges:
         except ShoalError as error:
             if device not in self._silent:
                 self._silent.add(device)
+                self._unmeasured.add(device)
                 self._tell(error.code, device, str(error))
             return None
-        self._silent.discard(device)
-        return _finite(self._with_work(reading, driver.pace(device)))
+        if device in self._silent:
+            self._silent.discard(device)
+            self._back.add(device)
+        return None if device in self._unmeasured else _finite(self._with_work(reading, driver.pace(device)))
+
+    def back(self) -> tuple[str, ...]:
+        """Devices that answer again, each once: they are to be measured."""
+        found = tuple(sorted(self._back))
+        self._back.clear()
+        return found
+
+    def measured(self, device: str) -> None:
+        """There is a receipt of what it can do now."""
+        if device not in self._silent:
+            self._unmeasured.discard(device)
 
     def _with_work(self, reading: Reading, pace: Pace | None) -> Reading:
         """An emulated device's joules: its driver counts it awake and at rest, its workers what they do."""

@@ -365,7 +365,10 @@ class Supervisor:
         offset = Seconds(self._clock.wall() - self._clock.now())
         if abs(offset - self._epoch_wall) > WALL_STEP_S:
             self._epoch_wall = offset
-        readings = (self._gauges.read(device.name) for device in self._node.devices)
+        readings = [self._gauges.read(device.name) for device in self._node.devices]
+        for name in self._gauges.back():
+            self._probes |= {device.name: device for device in self._node.devices if device.name == name}
+            self._unprobed.set()
         return Snapshot(
             linked=self._open is not None,
             epoch=self._open.welcome.epoch if self._open else 0,
@@ -542,6 +545,7 @@ class Supervisor:
             try:
                 receipt = replace(await self._workers.probe(device), node=self._node.name)
                 signed = self._signer.sign_receipt(receipt)
+                self._gauges.measured(name)
                 self._receipts = receipts.with_new(self._receipts, signed)
                 await self._journal.save_receipts(self._receipts)
             except ShoalError as error:

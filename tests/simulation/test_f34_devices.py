@@ -1,0 +1,133 @@
+"""Devices that vanish, reset, or answer nothing for a while, in virtual time (F34): that assignment alone moves."""
+
+import asyncio
+from collections.abc import Callable
+
+from simulation.scene import Scene, tell
+
+from harness.report import record
+from shoal.simulator.machine import Machine
+
+RUNS = 6
+DETECTED_S = 2.0
+Loss = Callable[[Machine], None]
+
+
+def vanishes(machine: Machine) -> None:
+    """It takes its worker with it."""
+    for name in sorted(machine.workers):
+        machine.kill_worker(name, own_fault=False, why="its device is gone")
+
+
+def errs(machine: Machine) -> None:
+    """Its driver answers with errors; what runs on it is as it was."""
+
+
+async def lost(scene: Scene, machine: Machine, loss: Loss) -> str:
+    """The device answers no more from now on; its name."""
+    (device,) = machine.chips
+    machine.lost_devices.add(device)
+    scene.world.record("fault.device", node=machine.name, device=device)
+    loss(machine)
+    return device
+
+
+def test_f34_a_device_that_vanishes_loses_its_own_assignment_alone() -> None:
+    """Of two replicas one moves on: told within 2 s, no request lost, the other's worker untouched; the device takes
+    nothing before it was measured again."""
+    worst = 0.0
+    sent = 0
+
+    async def story(scene: Scene) -> None:
+        nonlocal worst
+        victim, other = scene.replicas
+        kept = dict(other.workers)
+        async with scene.load():
+            at = scene.world.now()
+            device = await lost(scene, victim, vanishes)
+            await scene.until(lambda: not routed(scene, victim), 10.0, "routes to leave it")
+            worst = max(worst, scene.world.now() - at)
+            spare = next(each for each in scene.cluster.machines if each.chips and each not in (victim, other))
+            await scene.until(lambda: scene.ready(spare), 30.0, "the replacement")
+            assert other.workers == kept, "the very same process"
+            measured = receipt_at(scene, victim, device)
+            victim.lost_devices.discard(device)
+            back_at = scene.world.now()
+            await scene.until(lambda: receipt_at(scene, victim, device) > measured, 20.0, "a new receipt")
+            assert answered_before(scene, victim, device, back_at) == [], "void until measured again"
+            await scene.whole(30.0)
+        assert "DEVICE_LOST" in scene.codes
+
+    for seed in range(RUNS):
+        scene = tell(seed, 2, story, agents=3)
+        assert scene.lost == 0, f"seed {seed}: {scene.failed[:3]}"
+        sent += len(scene.answers)
+    assert worst <= DETECTED_S
+    record("F34", "S", RUNS, fault="vanishes with its worker", detected_worst_s=round(worst, 2), sent=sent, lost=0)
+
+
+def test_f34_a_driver_that_errs_stops_nothing_that_runs() -> None:
+    """It is told, nothing new comes to it, and what answers goes on (I10)."""
+    sent = 0
+
+    async def story(scene: Scene) -> None:
+        (victim,) = scene.replicas
+        kept = dict(victim.workers)
+        async with scene.load():
+            device = await lost(scene, victim, errs)
+            await asyncio.sleep(DETECTED_S)
+            assert scene.cluster.region is not None
+            assert device not in scene.cluster.region.fleet.fleet.nodes[victim.name].readings
+            await asyncio.sleep(10.0)
+            assert victim.workers == kept, "the very same process"
+            victim.lost_devices.discard(device)
+            await scene.whole(30.0)
+        assert "DEVICE_LOST" in scene.codes
+        assert scene.starts() == 1
+
+    for seed in range(RUNS):
+        scene = tell(seed, 1, story)
+        assert scene.lost == 0, f"seed {seed}: {scene.failed[:3]}"
+        sent += len(scene.answers)
+    record("F34", "S", RUNS, fault="its driver errs for 12 s", sent=sent, lost=0)
+
+
+def test_f34_a_device_that_resets_loads_again_where_it_is_or_elsewhere() -> None:
+    worst = 0.0
+
+    async def story(scene: Scene) -> None:
+        nonlocal worst
+        (victim,) = scene.replicas
+        device = await lost(scene, victim, vanishes)
+        scene.world.later(0.4, lambda: victim.lost_devices.discard(device))
+        worst = max(worst, await scene.whole(60.0))
+
+    for seed in range(RUNS):
+        tell(seed, 1, story)
+    record("F34", "S", RUNS, fault="resets", whole_worst_s=round(worst, 2))
+
+
+def routed(scene: Scene, machine: Machine) -> bool:
+    """Whether the gateway sends anything there."""
+    front = scene.cluster.network.machines["gateway"].front
+    return any(
+        each.node == machine.name and each.weight > 0 for route in front.routes.values() for each in route.endpoints
+    )
+
+
+def receipt_at(scene: Scene, machine: Machine, device: str) -> float:
+    region = scene.cluster.region
+    assert region is not None
+    receipt = region.fleet.fleet.nodes[machine.name].receipts.get(device)
+    return receipt.measured_at if receipt is not None else 0.0
+
+
+def answered_before(scene: Scene, machine: Machine, device: str, since: float) -> list[str]:
+    """Workers that were started on it from then on until now."""
+    return [
+        event.facts["assignment"]
+        for event in scene.world.history.events
+        if event.kind == "worker.start"
+        and event.at >= since
+        and (event.facts["node"], event.facts["device"]) == (machine.name, device)
+    ]
