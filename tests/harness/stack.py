@@ -369,7 +369,9 @@ class Load:
             while True:
                 began = self.now()
                 try:
-                    answer = await fronts[tries % len(fronts)].infer(self.workload, self.inputs(asked), timeout=self.timeout_s)
+                    answer = await fronts[tries % len(fronts)].infer(
+                        self.workload, self.inputs(asked), timeout=self.timeout_s
+                    )
                     history.end(call, Outcome.OK, answer.outputs[0].raw, self.now())
                     break
                 except Failed as error:
