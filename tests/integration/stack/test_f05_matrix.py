@@ -1,7 +1,7 @@
 """One process killed at a state of a live move, under load, by real processes: the move ends, who asks again is
 answered, and nothing is left over.
 
-Two cells of the matrix in every run; with `-m long` every state with every victim. When a state is shorter than a look
+One cell of the matrix in every run; with `-m long` every state with every victim. When a state is shorter than a look
 at it, the blow falls in the next: the moments around each write are the simulator's (`simulation/test_move_rows.py`).
 """
 
@@ -29,7 +29,7 @@ VICTIMS = (
     *(f"{who}{part}" for who in ("source", "target") for part in ("", "/supervisor", "/front", "/worker")),
     "gateway",
 )
-ALWAYS = {("shifting", "coordinator"), ("verifying", "target/front")}
+ALWAYS = {("verifying", "target/front")}
 
 
 @pytest.fixture

@@ -59,7 +59,9 @@ def test_f45_gateway_killed_with_another_beside_it(served: Stack) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["gateway", "plain-cpu", "coordinator"])
+@pytest.mark.parametrize(
+    "name", ["gateway", *(pytest.param(name, marks=pytest.mark.long) for name in ("plain-cpu", "coordinator"))]
+)
 def test_f45_ended_in_good_order(served: Stack, name: str) -> None:
     """Whoever is in charge starts it again: what counts is how the old processes went."""
     clock = SystemClock()
