@@ -60,7 +60,8 @@ def _show_expected(migration: operator_pb2.MigrationView) -> None:
     if came is not None:
         errors = f", {came.errors} failed" if came.errors else ""
         counted = f"{came.requests} requests in {show_seconds(came.over_s)}{errors}"
-        line(f"came: {came.gain:.0%} better, {show_seconds(came.seconds)}; {counted}")
+        better = f"{came.gain:.0%} better, " if came.requests else ""
+        line(f"came: {better}{show_seconds(came.seconds)}; {counted}")
     known = [expected.before, expected.after, *([came.after] if came is not None else [])]
     table(
         ["", "BEFORE", "EXPECTED", *(["CAME"] if came is not None else [])],

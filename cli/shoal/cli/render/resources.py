@@ -126,7 +126,7 @@ def _gain(row: operator_pb2.MigrationView) -> str:
     """What was expected, and what came where that is known."""
     if not row.HasField("expected"):
         return "-"
-    return f"{row.expected.gain:.0%}" + (f", came {row.came.gain:.0%}" if row.HasField("came") else "")
+    return f"{row.expected.gain:.0%}" + (f", came {row.came.gain:.0%}" if row.came.requests else "")
 
 
 def _before_and_after(row: operator_pb2.MigrationView, figure: str, show_one: Callable[[float], str]) -> str:

@@ -328,6 +328,8 @@ def _assignments(decision: Decision) -> Mapping[str, tuple[Assignment, ...]]:
 
 def _brought(migration: Migration, brought: Came) -> Told:
     hoped = migration.expected.gain if migration.expected is not None else 0.0
+    if not brought.requests:
+        return Told("MIGRATION_BROUGHT", f"no requests in {brought.over_s:.0f} s, {hoped:.0%} better was expected")
     return Told("MIGRATION_BROUGHT", f"{brought.gain:.0%} better where {hoped:.0%} was expected")
 
 

@@ -60,7 +60,8 @@ def came(scope: Scope, intent: Intent, migration: Migration, observed: Observed,
     after = Service(latency_s, joules, option.cost, scope.carbon_g_per_h(measured, intent, intent.require.replicas))
     took = Seconds(migration.story[-1].at - migration.story[0].at)
     over = Seconds(now - state.at)
-    return Came(after, _gain(after, hoped.before, intent.weights), took, over, since.requests, since.errors)
+    better = _gain(after, hoped.before, intent.weights) if since.requests else math.nan
+    return Came(after, better, took, over, since.requests, since.errors)
 
 
 def calibrated(scope: Scope, intent: Intent, source: Option, target: Option) -> Option:

@@ -112,7 +112,7 @@ class Expected:
 @dataclass(frozen=True, slots=True)
 class Came:
     """What a move brought, measured over `over_s` after it was done. after: latency and joules of the `requests` since,
-    NaN without any. gain: of that over what the old one was expected to go on with. seconds: as in `Expected`."""
+    and gain of that over what the old one was expected to go on with, NaN without any. seconds: as in `Expected`."""
 
     after: Service
     gain: float

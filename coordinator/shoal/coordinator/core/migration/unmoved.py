@@ -27,4 +27,5 @@ def _short(view: View, replica: Replica) -> Held | None:
         return Held(asked, Hold.UNASKED, "its policy has no migration.when")
     if best.expected.gain >= best.asked:
         return Held(asked, Hold.SETTLING, "just seen")
-    return Held(asked, Hold.GAIN, f"gain {best.expected.gain:.1%} of the {best.asked:.1%} asked")
+    gain = max(0.0, best.expected.gain)
+    return Held(asked, Hold.GAIN, f"gain {gain:.1%} of the {best.asked:.1%} asked")

@@ -66,9 +66,11 @@ def test_it_follows_the_price_after_a_while_and_says_why() -> None:
     assert moved.reason == "33% better: cost 2 USD/h for 3 USD/h"
     assert moved.expected is not None
     assert moved.expected.gain == pytest.approx(1 / 3)
+    region.agents["edge-2"].served = served(0.02)
     region.run(40)
     (moved,) = ended(region)
     assert moved.came is not None
+    assert (moved.came.requests, moved.came.after.joules) == (1000, pytest.approx(0.4))
     assert moved.came.gain == pytest.approx(1 / 3)
     assert "MIGRATION_BROUGHT" in {event.code for event in region.events}
 

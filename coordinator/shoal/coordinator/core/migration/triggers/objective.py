@@ -86,7 +86,8 @@ def _why(replica: Replica, best: Better) -> tuple[Cause, str]:
     )
     if cause is Cause.COST and not all(PRICE_LABEL in each.state.node.labels for each in (replica.calm, best.option)):
         cause = Cause.PRICE
-    reason = f"{best.expected.gain:.0%} better: {name} {show(new)} for {show(old)}"
+    how = f"{best.expected.gain:.0%} better" if best.expected.gain > 0 else "worse"
+    reason = f"{how}: {name} {show(new)} for {show(old)}"
     if best.left is None:
         return cause, reason
     back = f"back where {best.left.id} ({best.left.cause}) left"
