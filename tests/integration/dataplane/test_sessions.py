@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 import pytest_asyncio
 
@@ -20,11 +22,14 @@ from harness.pki import Authority
 from harness.wait import until
 from shoal.agent.clock import SystemClock
 from shoal.agent.ports import Keeper
+from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.migration import Giver, Handover
 from shoal.types.route import Endpoint, Route
 from shoal.types.units import Seconds
 from shoal.types.workload import WorkloadKey
+from shoal.v1 import sessions_pb2
+from shoal.wire import nouns, status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = WorkloadKey("acme", "summing")
@@ -239,3 +244,33 @@ async def test_the_end_of_the_lease_ends_every_session(three: Three) -> None:
         assert await Stream(client_of(three, lone), 1).step(start=True) == 1.0
     finally:
         await lone.stop()
+
+
+async def test_nobody_but_the_named_giver_hands_a_session_over(three: Three) -> None:
+    endpoints = ((three.old, OLD, 1.0),)
+    await three.configure(endpoints, **three.handing(three.old, OLD, three.new, NEW))
+    offer = sessions_pb2.SessionOffer(
+        migration="m-1", to=NEW, workload=nouns.to_wire(KEY), sequence="1", run="r", step=1, hands=1
+    )
+    for role, name in ((Role.AGENT, "way"), (Role.TENANT, "acme"), (Role.GATEWAY, "old")):
+        client = three.new.grpc(three.old.authority.issue(role, name))
+        call = client.channel.unary_unary("/shoal.v1.Sessions/Offer", None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(offer.SerializeToString(), timeout=10)
+        assert status.refusal_of(caught.value).code is Code.ROLE_DENIED, (role, name)
+    assert await three.none_at(three.new)
+    await three.configure(endpoints)
+
+
+async def test_a_session_that_is_not_taken_stays_and_goes_on(three: Three) -> None:
+    stream = Stream(client_of(three, three.way), 400)
+    await stream.step()
+    endpoints = ((three.old, OLD, 1.0),)
+    nobody = Keeper(OLD, KEY, STATE, Handover("m-1", "a-none", "new", "127.0.0.1:1"))
+    await three.configure(endpoints, old=nobody)
+    for _ in range(3):
+        await stream.step()
+    assert await three.sessions(three.old) == 1
+    await three.configure(endpoints)
+    await stream.step(end=True)
+    assert stream.right()
