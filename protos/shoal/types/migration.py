@@ -120,7 +120,9 @@ class Verification:
     """What a replica must show, once it is warm, before it is READY. source, source_node, source_address: the replica
     it is compared with, and the front that serves that; empty unless against SOURCE. pack: digest of the artifact with
     the workload's samples or the reference's inputs and outputs; empty where neither is asked for. samples: inputs to
-    compare. within_s: until then it has passed or failed. advisory: as MigrationRule has it."""
+    compare. within_s: until then it has passed or failed. advisory: as MigrationRule has it. agreement: what it is
+    compared with answers in another region, under this agreement; then source_node is a gateway of this region that
+    leads there. beside: it serves on meanwhile, and its answers are what the other's are judged by."""
 
     migration: str
     against: Against
@@ -134,6 +136,8 @@ class Verification:
     pack: str = ""
     pack_bytes: Bytes = Bytes(0)
     advisory: bool = False
+    agreement: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

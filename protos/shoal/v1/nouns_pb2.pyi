@@ -1050,6 +1050,8 @@ class Verification(_message.Message):
     PACK_FIELD_NUMBER: _builtins.int
     PACK_BYTES_FIELD_NUMBER: _builtins.int
     ADVISORY_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     against: _builtins.str
     inputs: _builtins.str
@@ -1062,6 +1064,8 @@ class Verification(_message.Message):
     pack_bytes: _builtins.int
     advisory: _builtins.bool
     """What differs is told, and the replica is let in all the same."""
+    agreement: _builtins.str
+    beside: _builtins.bool
     @_builtins.property
     def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
     def __init__(
@@ -1079,10 +1083,12 @@ class Verification(_message.Message):
         pack: _builtins.str = ...,
         pack_bytes: _builtins.int = ...,
         advisory: _builtins.bool = ...,
+        agreement: _builtins.str = ...,
+        beside: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advisory", b"advisory", "against", b"against", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "pack_bytes", b"pack_bytes", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advisory", b"advisory", "against", b"against", "agreement", b"agreement", "beside", b"beside", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "pack_bytes", b"pack_bytes", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

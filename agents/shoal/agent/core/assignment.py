@@ -99,10 +99,14 @@ class Verifying:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
+    """tries, again_at: as in Verifying, of a comparison that it serves beside."""
+
     asked: Assignment
     record: Record
     since: Elapsed
     service: Service
+    tries: int = 0
+    again_at: Elapsed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +341,8 @@ def _expire(state: State, now: Elapsed, limits: Limits) -> Step:
             return _unproven(state, Code.VERIFY_IMPOSSIBLE, why, now)
         case Verifying(again_at=again_at) if again_at is not None and now >= again_at:
             return replace(state, again_at=None), (Verify(state.verification), WakeAt(state.until))
+        case Ready(again_at=again_at) if again_at is not None and now >= again_at:
+            return replace(state, again_at=None), _beside(state.asked, state.record)
         case Draining() if now >= state.until:
             return _left(state, now), (StopWorker(),)
         case Failed() if now >= state.retry_at:
@@ -441,8 +447,16 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return _drain(state, now, limits)
                 case Resume(asked) if asked.staged:
                     return _drain(replace(state, asked=asked), now, limits)
+                case Resume(asked) if asked.verification != state.asked.verification and _is_beside(asked):
+                    return replace(state, asked=asked, tries=0, again_at=None), _beside(asked, state.record)
                 case Resume(asked):
                     return replace(state, asked=asked), ()
+                case Judged(verdict) if _is_beside(state.asked, verdict.migration):
+                    return replace(state, record=replace(state.record, verdict=verdict)), ()
+                case Unjudged() if _is_beside(state.asked) and state.again_at is None:
+                    wait = delay(state.asked.id, state.tries, base_s=limits.ask_base_s, cap_s=limits.ask_cap_s)
+                    again_at = Elapsed(now + wait)
+                    return replace(state, tries=state.tries + 1, again_at=again_at), (WakeAt(again_at),)
                 case (
                     Fetched()
                     | FetchFailed()
@@ -547,6 +561,8 @@ def _load_until(asked: Assignment, now: Elapsed, limits: Limits) -> Elapsed:
 
 def _warm(asked: Assignment, record: Record, service: Service, now: Elapsed) -> Step:
     """Ready, unless it has yet to pass a verification."""
+    if _is_beside(asked):
+        return Ready(asked, record, now, service), _beside(asked, record)
     verification = asked.verification
     if verification is not None and verification.against is Against.NONE:
         verification = None
@@ -561,6 +577,20 @@ def _has_shown(verification: Verification, verdict: Verdict | None) -> bool:
     if verdict is None or verdict.migration != verification.migration:
         return False
     return admits(verdict, advisory=verification.advisory)
+
+
+def _is_beside(asked: Assignment, migration: str = "") -> bool:
+    """Whether another's answers are to be judged by its own while it serves on; of that migration, if given."""
+    verification = asked.verification
+    return verification is not None and verification.beside and migration in ("", verification.migration)
+
+
+def _beside(asked: Assignment, record: Record) -> tuple[Effect, ...]:
+    """Unless that was done."""
+    verification = asked.verification
+    if verification is None or (record.verdict is not None and record.verdict.migration == verification.migration):
+        return ()
+    return (Verify(verification),)
 
 
 def _judge(state: Verifying, verdict: Verdict, now: Elapsed) -> Step:

@@ -600,7 +600,8 @@ def _late() -> ShoalError:
 
 
 def _forwarded(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> dict[WorkloadKey, Route]:
-    """To this node's workers, and to other regions. What this one runs for another goes to no third."""
+    """To this node's workers, and to other regions, whatever share of the workload these take now: who sent the request
+    has looked at that. What this one runs for another goes to no third."""
     listed = {route.workload: route.endpoints for route in routes}
     found: defaultdict[WorkloadKey, list[Endpoint]] = defaultdict(list)
     for key in {worker.workload for worker in workers}:
@@ -608,7 +609,7 @@ def _forwarded(routes: tuple[Route, ...], workers: tuple[LocalWorker, ...]) -> d
         found[key] += routing.arrived(listed.get(key, ()), own)
     for route in routes:
         if route.workload.tenant != GUESTS:
-            found[route.workload] += [endpoint for endpoint in route.endpoints if endpoint.region]
+            found[route.workload] += [replace(each, weight=1.0) for each in route.endpoints if each.region]
     stateful = {route.workload for route in routes if route.stateful}
     return {
         key: Route(key, 0, tuple(endpoints), stateful=key in stateful) for key, endpoints in found.items() if endpoints

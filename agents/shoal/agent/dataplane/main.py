@@ -79,7 +79,9 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     )
     stages = _Stages()
     server = FrameServer(
-        config.socket(), nonce, _handlers(plane, witnesses, Verifier(peers), authorities, sessions, stages)
+        config.socket(),
+        nonce,
+        _handlers(plane, witnesses, Verifier(peers, witnesses.captures), authorities, sessions, stages),
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)

@@ -1,7 +1,8 @@
 """The target's side of a verification: the same inputs to the new replica and to what it takes over from.
 
 Each input goes to the new one first: what takes a worker down shall not take down the one that serves. Numbers are
-compared in the worker; here is only who is asked for what.
+compared in the worker; here is only who is asked for what. What answers in another region is asked as any client of the
+workload asks it, through a gateway of this region: inputs go where its requests may go, and nowhere else.
 """
 
 import hashlib
@@ -11,9 +12,11 @@ from typing import Final
 
 from shoal.agent.core import verification
 from shoal.agent.core.verification import Compared
-from shoal.agent.dataplane.forward import CONNECT_TIMEOUT_S, Peers
+from shoal.agent.dataplane.forward import CONNECT_TIMEOUT_S, Errand, Peers
+from shoal.agent.dataplane.witness import Captures
 from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import LocalWorker
+from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Against, Drift, InputsFrom, Verdict, Verification
 from shoal.types.route import Endpoint, EndpointKind, EndpointState
@@ -24,22 +27,24 @@ from shoal.wire import nouns
 ANSWER_S: Final = Seconds(30.0)
 REFUSED_AT_MOST: Final = 3
 """For each input that was answered: inputs that are made up may be none that the model takes."""
+_ORIGIN: Final = "verification"
 _ABOUT_THE_INPUT: Final = frozenset(
     {Code.INVALID_ARGUMENT, Code.TOO_LARGE, Code.RUNTIME_FAILED, Code.OUT_OF_MEMORY, Code.UNIMPLEMENTED}
 )
 
 
 class Verifier:
-    """peers: the ways to other fronts of the region."""
+    """peers: the ways to other fronts of the region. captures: what replicas of this node have been asked."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, captures: Captures) -> None:
         self._peers = peers
+        self._captures = captures
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
         """Raises ShoalError where there is no verdict to be had, or not yet."""
         client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
         try:
-            return await _Trial(client, worker.assignment, asked, pack, self._peers).run()
+            return await _Trial(client, worker, asked, pack, self._peers, self._captures).run()
         finally:
             await client.close()
 
@@ -47,15 +52,17 @@ class Verifier:
 class _Trial:
     """One attempt."""
 
-    def __init__(self, client: FrameClient, assignment: str, asked: Verification, pack: str, peers: Peers) -> None:
+    def __init__(
+        self, client: FrameClient, worker: LocalWorker, asked: Verification, pack: str, peers: Peers, captures: Captures
+    ) -> None:
         self._client = client
-        self._assignment = assignment
+        self._worker = worker
         self._asked = asked
         self._pack = pack
         self._peers = peers
-        self._source = Endpoint(
-            asked.source, asked.source_node, EndpointKind.AGENT, asked.source_address, 1.0, EndpointState.READY
-        )
+        self._captures = captures
+        kind = EndpointKind.GATEWAY if asked.agreement else EndpointKind.AGENT
+        self._source = Endpoint(asked.source, asked.source_node, kind, asked.source_address, 1.0, EndpointState.READY)
         self._refused = ""
         """Why what it is compared with does not answer something that the new one did."""
         self._tolerances = [nouns.to_wire(each) for each in asked.tolerances]
@@ -88,6 +95,9 @@ class _Trial:
             return deque([sample async for sample in self._packed()])
         if asked.inputs is not InputsFrom.CAPTURED or asked.against is not Against.SOURCE:
             return deque()
+        if asked.agreement:
+            own = self._captures.newest(self._worker.assignment, asked.samples)
+            return deque(witness_pb2.Sample(request=each) for each in own)
         request = witness_pb2.CapturedRequest(
             migration=asked.migration, assignment=asked.source, count=asked.samples
         ).SerializeToString()
@@ -137,12 +147,21 @@ class _Trial:
         return Compared(drifts, found.fault, found.elements)
 
     async def _of_source(self, request: bytes) -> bytes:
+        if self._asked.agreement:
+            return await self._of_region(request)
         asked = witness_pb2.AnswerRequest(
             migration=self._asked.migration, assignment=self._asked.source, request=request
         ).SerializeToString()
         reply = await self._peers.witness(self._source, "Answer", asked, ANSWER_S)
         return witness_pb2.AnswerReply.FromString(reply).response
 
+    async def _of_region(self, request: bytes) -> bytes:
+        """Of whoever serves the workload under the agreement."""
+        key, asked = self._worker.workload, oip.ModelInferRequest.FromString(request)
+        asked.model_name = key.name
+        errand = Errand(key.tenant, _ORIGIN, f"{_ORIGIN}-{self._asked.migration}", ANSWER_S)
+        return await self._peers.infer(self._source, asked.SerializeToString(), errand)
+
     async def _call(self, kind: str, payload: bytes, header: dict[str, str | int] | None = None) -> bytes:
-        named = {**(header or {}), "assignment": self._assignment, "deadline_s": ANSWER_S}
+        named = {**(header or {}), "assignment": self._worker.assignment, "deadline_s": ANSWER_S}
         return (await self._client.call(kind, payload, header=named, timeout=ANSWER_S)).payload

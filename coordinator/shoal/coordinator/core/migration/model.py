@@ -71,7 +71,8 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One replica. receipt_at: when the device's capability was measured; 0 where it has no receipt."""
+    """One replica. receipt_at: when the device's capability was measured; 0 where it has no receipt. region: of what
+    another region runs: then `assignment` is the agreement, and node and device are empty."""
 
     assignment: str
     node: str
@@ -79,10 +80,11 @@ class Place:
     model: str
     precision: str
     receipt_at: Wall = NEVER
+    region: str = ""
 
     @property
     def where(self) -> str:
-        return f"{self.node}/{self.device}"
+        return self.region or f"{self.node}/{self.device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +336,15 @@ class Migration:
     @property
     def is_over(self) -> bool:
         return isinstance(self.state, Done | Aborted)
+
+    @property
+    def crosses(self) -> bool:
+        """It moves a whole workload between this region and another."""
+        return bool(self.aim.region)
+
+    @property
+    def leaves_home(self) -> bool:
+        return self.crosses and not self.source.region
 
 
 # -- what the machine sees --------------------------------------------------------------------------------------------

@@ -100,11 +100,13 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Where a replica that moves may go. Empty: anywhere but where it is."""
+    """Where a replica that moves may go. Empty: anywhere but where it is. region: a workload that goes to another
+    region, or comes home from one."""
 
     node: str = ""
     device: str = ""
     model: str = ""
+    region: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Aim":

@@ -137,13 +137,31 @@ class Happened:
 @dataclass(frozen=True, slots=True)
 class Delegated:
     """A workload that another region runs. gateways: of that region. ready: it serves there, so that its route may lead
-    there and home replicas may go. wanted: it shall run there; False: notice was given, and home takes it back."""
+    there and home replicas may go. wanted: it shall run there; False: notice was given, and home takes it back. model,
+    precision: as it was bid. returns: why it is to come home as soon as that can be shown to be as good; empty: it stays.
+    way_s: there and back, between the regions."""
 
     agreement: str
     region: str
     gateways: tuple[GatewayRef, ...]
     ready: bool
     wanted: bool = True
+    model: str = ""
+    precision: str = ""
+    returns: str = ""
+    way_s: Seconds = Seconds(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A workload on its way between home and another region. share: of its requests that go there. home: it is wanted
+    here. leaves: the agreement is to be given up. stays: it is there to stay, until somebody moves it again."""
+
+    region: str
+    share: float
+    home: bool
+    leaves: bool = False
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +194,8 @@ class World:
 
     delegated: own workloads that run elsewhere. Those that other regions have run here are among `intents`, of tenant
     `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet. moves,
-    blocked: as Inputs has them.
+    blocked: as Inputs has them. courses: of workloads that go to another region, or come home. turned: why the last trade
+    of a workload came to nothing.
     """
 
     region: RegionFacts
@@ -196,6 +215,8 @@ class World:
     peers: tuple[PeerTrust, ...] = ()
     moves: tuple[Move, ...] = ()
     blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
+    courses: Mapping[WorkloadKey, Course] = field(default_factory=dict)
+    turned: Mapping[WorkloadKey, Refusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

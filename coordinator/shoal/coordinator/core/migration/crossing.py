@@ -1,0 +1,214 @@
+"""Moves between this region and another: the same machine, between all replicas here and an agreement there.
+
+The trade makes and keeps the agreement (core/negotiation/trade.py); how far a workload is on its way is told to it, to
+placement and to the routes by its `Course`. What is compared, and what the guard reads, is seen from here: the other
+region answers as it answers any client.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Cause,
+    Done,
+    Draining,
+    Migration,
+    Place,
+    Planned,
+    Preparing,
+    RollingBack,
+    Shifting,
+    Sight,
+)
+from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.core.workloads.delivered import delivered
+from shoal.coordinator.core.workloads.model import Content, Course, Decision, Delegated, World
+from shoal.coordinator.core.workloads.routes import gateways
+from shoal.types.agreement import GUESTS
+from shoal.types.assignment import Assignment, Observed, Phase, Served
+from shoal.types.codes import Code, Refusal
+from shoal.types.device import EnergySource
+from shoal.types.migration import Against, Verdict, Verification
+from shoal.types.units import Elapsed, Joules, Seconds, Wall
+from shoal.types.workload import Intent, WorkloadKey
+
+UNDECIDED = Planned(Elapsed(0.0), Elapsed(0.0))
+
+
+def courses_of(migrations: Iterable[Migration], now: Elapsed) -> Mapping[WorkloadKey, Course]:
+    """Of workloads that are on their way, or were taken back from it lately."""
+    found = {key: _course(each, now) for key, each in _newest(migrations).items()}
+    return {key: course for key, course in found.items() if course is not None}
+
+
+def begun(world: World, migrations: Iterable[Migration], decision: Decision, now: Elapsed) -> Iterator[Migration]:
+    """Moves that nobody asked for by name: a workload was given to another region while home serves it, or is to come
+    home from one that serves it."""
+    newest, intents = _newest(migrations), {intent.key: intent for intent in world.intents}
+    for key, away in world.delegated.items():
+        intent, last = intents.get(key), newest.get(key)
+        if intent is None or key.tenant == GUESTS or (last is not None and _stands_in_the_way(last, away, now)):
+            continue
+        there = str(key) in decision.memory.away
+        source = next(_serving(key, decision.desired, world.fleet), None)
+        if away.wanted and not away.returns:
+            if not there and source is not None:
+                node, one = source
+                place = Place(one.id, node, one.device, one.model, one.precision)
+                yield _move(away, intent, place, away.region, Cause.COST, "it is better elsewhere")
+        elif away.ready and away.model in {model.digest for model in intent.models}:
+            cause = Cause.FAILBACK if away.wanted else Cause.NOTICE
+            reason = away.returns or f"{away.region} or this region gave notice"
+            if away.wanted or _placed(decision, key):
+                yield _move(away, intent, abroad(away), world.region.name, cause, reason)
+
+
+def abroad(away: Delegated) -> Place:
+    return Place(away.agreement, away.region, "", away.model, away.precision, region=away.region)
+
+
+def target_of(migration: Migration, world: World, decision: Decision) -> tuple[str, Assignment] | Place | None:
+    """Where a move that waits for a place has one now: an agreement with that region, or a replica here."""
+    away = world.delegated.get(migration.workload)
+    if migration.leaves_home:
+        return abroad(away) if away is not None and away.region == migration.aim.region and away.wanted else None
+    return next(_held(migration.workload, decision.desired), None)
+
+
+def sight_of(place: Place, migration: Migration, world: World, wall: Wall) -> Sight:
+    """An agreement, as a replica would be seen."""
+    away = world.delegated.get(migration.workload)
+    if away is None or away.agreement != place.assignment:
+        return Sight()
+    report = delivered(world.fleet, place.assignment)
+    p95_s = Seconds(max(0.0, report.latency_p95_s - away.way_s))
+    served = Served(
+        "", report.requests, report.errors, p95_s, p95_s, Joules(0.0), EnergySource.ESTIMATED
+    )  # fmt: skip
+    observed = Observed(
+        assignment=place.assignment,
+        workload=migration.workload,
+        model=place.model,
+        device="",
+        phase=Phase.READY if away.ready else Phase.FETCHING,
+        since=wall,
+        code=None,
+        reason="" if away.ready else f"{away.region} makes ready",
+        retry_at=None,
+        gives_up_at=None,
+        in_flight=0,
+        restarts=0,
+        measured=None,
+        served=(served,),
+        verdict=_verdict_at(migration.source, world.fleet),
+    )
+    return Sight(assigned=True, seen=True, observed=observed)
+
+
+def is_whole(migration: Migration, decision: Decision, fleet: Fleet) -> bool:
+    """Whether all that is wanted at home serves there, for a workload that comes home."""
+    plan = next((plan for plan in decision.plan.workloads if plan.workload == migration.workload), None)
+    ready = sum(1 for _ in _serving(migration.workload, decision.desired, fleet))
+    return plan is not None and ready >= plan.wanted > 0
+
+
+def verification_of(usual: Verification, migration: Migration, fleet: Fleet) -> Verification | None:
+    """What the replica here has to compare: its own answers with those under the agreement. None: nothing."""
+    away = migration.target if migration.leaves_home else migration.source
+    leads = next((each for each in gateways(fleet) if _is_ready(fleet, each.name)), None)
+    if usual.against is Against.NONE or away is None or leads is None:
+        return None
+    return replace(
+        usual,
+        against=Against.SOURCE,
+        source="",
+        source_node=leads.name,
+        source_address=leads.address,
+        agreement=away.assignment,
+        beside=migration.leaves_home,
+    )
+
+
+def refusal_of(migration: Migration, world: World) -> Refusal:
+    """Why it has no place yet."""
+    if not migration.leaves_home:
+        return Refusal(Code.NO_CANDIDATE, "no place at home yet", "one for all its replicas")
+    turned = world.turned.get(migration.workload)
+    return turned or Refusal(Code.NO_BID, f"{migration.aim.region} has not answered yet", "an offer that fits")
+
+
+def _newest(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, Migration]:
+    crossing = sorted((each for each in migrations if each.crosses), key=lambda each: (each.story[0].at, each.id))
+    return {each.workload: each for each in crossing}
+
+
+def _course(migration: Migration, now: Elapsed) -> Course | None:
+    """Outwards all requests are home's at first, inwards the other region's."""
+    out = migration.leaves_home
+    region = migration.aim.region if out else migration.source.region
+    match migration.state:
+        case Planned() | Preparing():
+            return Course(region, 0.0 if out else 1.0, home=True)
+        case Shifting(step=step):
+            share = migration.rule.steps[step]
+            return Course(region, share if out else 1.0 - share, home=True)
+        case Draining():
+            return Course(region, 1.0, home=False, stays=True) if out else Course(region, 0.0, home=True, leaves=True)
+        case RollingBack():
+            return Course(region, 0.0, home=True, leaves=True) if out else Course(region, 1.0, home=False)
+        case Aborted(at=at):
+            late = not out or now >= at + migration.rule.cooldown_s
+            return None if late else Course(region, 0.0, home=True, leaves=True)
+        case Done():
+            return None
+
+
+def _stands_in_the_way(last: Migration, away: Delegated, now: Elapsed) -> bool:
+    """It is under way; or was taken back so lately, or for good, that it is not begun again."""
+    if not last.is_over:
+        return True
+    if isinstance(last.state, Aborted):
+        for_good = not away.wanted and last.source.assignment == away.agreement
+        return for_good or now < last.state.at + last.rule.cooldown_s
+    return last.target is not None and last.target.assignment == away.agreement and away.wanted and not away.returns
+
+
+def _move(away: Delegated, intent: Intent, source: Place, to: str, cause: Cause, reason: str) -> Migration:
+    way = "out" if not source.region else "in"
+    name = f"m-{way}-{away.agreement.removeprefix('g-')}"
+    return Migration(name, intent.key, cause, "", source, Aim(region=to), intent.migration, UNDECIDED, reason=reason)
+
+
+def _placed(decision: Decision, key: WorkloadKey) -> bool:
+    plan = next((plan for plan in decision.plan.workloads if plan.workload == key), None)
+    return plan is not None and plan.refusal is None and plan.wanted > 0
+
+
+def _held(key: WorkloadKey, desired: Mapping[str, Content]) -> Iterator[tuple[str, Assignment]]:
+    """Replicas for requests, by node."""
+    for node in sorted(desired):
+        for one in desired[node].assignments:
+            if one.workload == key and not (one.draining or one.standby):
+                yield node, one
+
+
+def _serving(key: WorkloadKey, desired: Mapping[str, Content], fleet: Fleet) -> Iterator[tuple[str, Assignment]]:
+    for node, one in _held(key, desired):
+        state = fleet.nodes.get(node)
+        observed = state.observed.get(one.id) if state is not None else None
+        if _is_ready(fleet, node) and observed is not None and observed.phase is Phase.READY:
+            yield node, one
+
+
+def _is_ready(fleet: Fleet, node: str) -> bool:
+    state = fleet.nodes.get(node)
+    return state is not None and state.liveness is Liveness.READY and state.reported and state.front_ready
+
+
+def _verdict_at(source: Place, fleet: Fleet) -> Verdict | None:
+    """Of a replica here that another region's answers are judged by."""
+    state = fleet.nodes.get(source.node)
+    observed = state.observed.get(source.assignment) if state is not None else None
+    return observed.verdict if observed is not None else None
