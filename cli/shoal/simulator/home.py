@@ -20,7 +20,7 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
 from shoal.coordinator.core.workloads.invariants import Promise
-from shoal.coordinator.core.workloads.model import Content, Delegated, Memory
+from shoal.coordinator.core.workloads.model import Content, Course, Delegated, Memory
 from shoal.coordinator.core.workloads.model import World as Known
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.simulator.machine import Chip
@@ -165,6 +165,13 @@ class Home:
                 self._could[key] = (now, placed)
             return Standing(placed, serves=False)
         return Standing(plan.refusal is None, self.serves(key))
+
+    def course(self, key: WorkloadKey) -> Course | None:
+        return None
+
+    @property
+    def moves_live(self) -> bool:
+        return False
 
     def figures(self, key: WorkloadKey) -> Figures | None:
         return own_figures(self._what_if(key, explain=True))

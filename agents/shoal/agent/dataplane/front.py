@@ -31,7 +31,7 @@ from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
 from shoal.agent.dataplane.witness import Captures
 from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.agreement import GUESTS
+from shoal.types.agreement import GUESTS, at_home
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -120,6 +120,8 @@ class DataPlane:
         self._meter = Meter()
         self._routes: Mapping[WorkloadKey, Route] = {}
         self._forwarded: Mapping[WorkloadKey, Route] = {}
+        self._agreements: Mapping[WorkloadKey, str] = {}
+        """Of workloads that another region serves, beside this one or alone."""
         """What a request may still meet that another front of the region sent here."""
         self._guests: Mapping[WorkloadKey, Route] = {}
         """What a request of another region may meet."""
@@ -178,8 +180,11 @@ class DataPlane:
         self._workers.configure(workers)
         self._sessions.configure(keepers, workers, revoked)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
-        agreements = {endpoint.agreement for route in routes for endpoint in route.endpoints}
-        self._meter.forget(agreements | {agreement for peer in peers for agreement in peer.agreements})
+        self._agreements = {
+            route.workload: endpoint.agreement for route in routes for endpoint in route.endpoints if endpoint.region
+        }
+        out = {name for agreement in self._agreements.values() for name in (agreement, at_home(agreement))}
+        self._meter.forget(out | {agreement for peer in peers for agreement in peer.agreements})
         named = {endpoint.assignment for route in routes for endpoint in route.endpoints} | self._known.keys()
         self._health = {
             name: health for name, health in self._health.items() if name in named or health.outstanding > 0
@@ -432,6 +437,8 @@ class DataPlane:
                 del self._at[name]
             if endpoint.region:
                 self._meter.crossed(endpoint.agreement, endpoint.region, outcome)
+            elif flight.key in self._agreements:
+                self._meter.crossed(at_home(self._agreements[flight.key]), self._settings.region, outcome)
         self._health[name] = routing.answered(self._health[name], seconds, before.outstanding)
         if len(answer) > MAX_MESSAGE:
             raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)

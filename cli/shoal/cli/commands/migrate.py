@@ -19,7 +19,7 @@ LOOK_S = 0.1
 
 @click.command()
 @click.argument("workload")
-@click.option("--to", "to", metavar="NODE[/DEVICE]", help="Where it is to run.")
+@click.option("--to", "to", metavar="NODE[/DEVICE]|REGION", help="Where it is to run; this region: home again.")
 @click.option("--replica", default="", help="Which of its replicas, by assignment. [default: the first not there]")
 @click.option("--cancel", default="", metavar="MIGRATION", help="Take this move back instead.")
 @click.option("--watch", is_flag=True, help="Say how it goes, and return when it is over.")
@@ -30,7 +30,9 @@ def migrate(
     workload: str, to: str | None, replica: str, cancel: str, watch: bool, tenant: str, context: str, region: str,
     output: str,
 ) -> None:  # fmt: skip
-    """Move a replica of WORKLOAD, live: verified against the one that serves before it takes a request."""
+    """Move a replica of WORKLOAD, live: verified against the one that serves before it takes a request. To another
+    REGION, or home from one, the whole workload moves, by an agreement with that region.
+    """
     if bool(to) == bool(cancel):
         raise refuse(Code.FIELD_MISSING, "neither or both of --to and --cancel", "one of them", "add --to NODE")
     with connected(context, region) as api:

@@ -50,7 +50,7 @@ def migration_view(
         actor=migration.actor,
         source=_place(migration.source),
         target=_place(target) if target is not None else None,
-        to="/".join(filter(None, (migration.aim.node, migration.aim.device))),
+        to=migration.aim.region or "/".join(filter(None, (migration.aim.node, migration.aim.device))),
         share=move.share if move is not None else float(isinstance(migration.state, Done)),
         reason=refusal_view(reason) if reason is not None else None,
         gives_up_at=_gives_up_at(migration, now, wall),
@@ -81,6 +81,9 @@ def unmoved_view(held: Held) -> operator_pb2.UnmovedView:
 def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | None:
     """What it waits for, or why it ended."""
     match migration.state:
+        case Planned() if migration.leaves_home:
+            turned = controller.turned.get(migration.workload)
+            return turned or Refusal(Code.NO_BID, f"{migration.aim.region} has not answered yet")
         case Planned():
             plan = controller.plan_now.of(migration.workload) if controller.plan_now is not None else None
             why = plan.unmoved.get(migration.id) if plan is not None else None

@@ -228,7 +228,11 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Migrate(self, request: operator_pb2.MigrateRequest, context: Any) -> operator_pb2.MigrateReply:
         actor = identity_of_context(context).uri
         key = _key(request.workload)
-        begun = await self._region.moving.migrate(key, Aim.parse(request.to), actor, replica=request.replica)
+        aim = Aim.parse(request.to)
+        if aim.node not in self._region.fleet.fleet.nodes and aim.node in self._region.regions:
+            begun = await self._region.moving.cross(key, aim.node, actor)
+        else:
+            begun = await self._region.moving.migrate(key, aim, actor, replica=request.replica)
         await self._audit.note(actor, "Migrate", f"{key} to {request.to}", begun.id)
         return operator_pb2.MigrateReply(migration=self._migration(begun))
 

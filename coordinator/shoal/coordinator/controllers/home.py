@@ -11,6 +11,7 @@ from shoal.coordinator.core.negotiation.choice import Figures, own_figures
 from shoal.coordinator.core.placement.model import Plan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads.delivered import delivered
+from shoal.coordinator.core.workloads.model import Course
 from shoal.coordinator.core.workloads.routes import gateways
 from shoal.coordinator.ports import Clock
 from shoal.types.agreement import GUESTS, GatewayRef, ServiceReport
@@ -56,6 +57,13 @@ class RegionHome:
         if plan.elsewhere:
             return Standing(self._could_be_placed(key), serves=False)
         return Standing(plan.refusal is None, self._workloads.serves_at_home(key))
+
+    def course(self, key: WorkloadKey) -> Course | None:
+        return self._workloads.course(key)
+
+    @property
+    def moves_live(self) -> bool:
+        return True
 
     def figures(self, key: WorkloadKey) -> Figures | None:
         plan = place(self._workloads.inputs(), explain=(key,), at_home=(key,)).of(key)

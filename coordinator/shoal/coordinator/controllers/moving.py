@@ -9,19 +9,19 @@ from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration import machine
+from shoal.coordinator.core.migration.crossing import UNDECIDED, abroad
 from shoal.coordinator.core.migration.estimate import aimed_at
 from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Place, Planned, Told
 from shoal.coordinator.core.migration.moves import WRONG
+from shoal.coordinator.core.negotiation.trust import may_delegate, policy_forbids
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Clock, Ids
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import MigrationRule
-from shoal.types.units import Elapsed
 from shoal.types.workload import WorkloadKey
 
 KIND: Final = "m"
-UNDECIDED: Final = Planned(Elapsed(0.0), Elapsed(0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,37 @@ class MovingController:
             # An operator's word counts for more than what was only late or slow there before.
             forgiven = self._cleared(lambda each: each.workload == key and not _is_wrong(each))
             await self._commit([*forgiven, migration], actor)
+        return self._workloads.migrations.all[migration.id]
+
+    async def cross(self, key: WorkloadKey, region: str, actor: str) -> Migration:
+        """Begins a move of a workload to another region, or home to this one.
+
+        Raises ShoalError(WORKLOAD_UNKNOWN | TRADE_DENIED | MODEL_NOT_READY | CONFLICT | STORE_FULL)."""
+        async with self._workloads.stepping:
+            rule, away = self._rule_of(key), self._workloads.delegated.get(key)
+            under_way = [each.id for each in self._workloads.migrations.live if each.workload == key]
+            if under_way:
+                raise refuse(
+                    Code.CONFLICT, f"{key} moves already: {under_way[0]}", "one that does not", "wait for its end"
+                )
+            home = region == self._workloads.region
+            if home and (away is None or not away.ready):
+                raise refuse(Code.CONFLICT, f"{key} runs at home", "one that another region runs")
+            if not home and away is not None:
+                raise refuse(
+                    Code.CONFLICT, f"{away.region} has {key} already", "one that home runs",
+                    f"bring it home first: --to {self._workloads.region}",
+                )  # fmt: skip
+            if home and away is not None:
+                source = abroad(away)
+            else:
+                self._may_leave(key, region)
+                node, one = self._movable(key, Aim(), "")
+                source = Place(one.id, node, one.device, one.model, one.precision)
+            name, now, wall = self._ids.name(KIND), self._clock.now(), self._clock.wall()
+            asked = Migration(name, key, Cause.OPERATOR, actor, source, Aim(region=region), rule, UNDECIDED)
+            migration = machine.planned(asked, now, wall)[0]
+            await self._commit([migration], actor)
         return self._workloads.migrations.all[migration.id]
 
     async def cancel(self, name: str, actor: str) -> Migration:
@@ -126,6 +157,11 @@ class MovingController:
             raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
         return intent.migration
 
+    def _may_leave(self, key: WorkloadKey, region: str) -> None:
+        intent = next(intent for intent in self._workloads.intents if intent.key == key)
+        if not may_delegate(intent.delegation, region):
+            raise ShoalError(policy_forbids(intent.delegation, region))
+
     def _movable(self, key: WorkloadKey, aim: Aim, replica: str) -> tuple[str, Assignment]:
         held = [
             (node, one)
@@ -185,12 +221,12 @@ class MovingController:
         book, by_id = self._workloads.migrations, {each.id: each for each in changed}
         written = book.written(by_id, self._clock.now())
         events = [
-            Event("MIGRATION_PLANNED", each.id, _asked(each), actor, each.source.node, each.workload)
+            Event("MIGRATION_PLANNED", each.id, _asked(each), actor, _node_of(each), each.workload)
             for each in changed
             if isinstance(each.state, Planned)
         ]
         events += [
-            Event(one.code, each.id, one.message, actor, each.source.node, each.workload)
+            Event(one.code, each.id, one.message, actor, _node_of(each), each.workload)
             for each in changed
             for one in told
         ]
@@ -199,8 +235,12 @@ class MovingController:
         self._changed()
 
 
+def _node_of(migration: Migration) -> str:
+    return "" if migration.source.region else migration.source.node
+
+
 def _asked(migration: Migration) -> str:
-    to = "/".join(filter(None, (migration.aim.node, migration.aim.device))) or "another place"
+    to = migration.aim.region or "/".join(filter(None, (migration.aim.node, migration.aim.device))) or "another place"
     return f"from {migration.source.where} to {to} ({migration.cause})"
 
 

@@ -10,9 +10,9 @@ from shoal.coordinator.controllers.outlook import NOT_JOINED, Bid, bids_of
 from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration.estimate import Answer, Outlook, outlook
-from shoal.coordinator.core.negotiation.trust import may_delegate
+from shoal.coordinator.core.negotiation.trust import may_delegate, policy_forbids
 from shoal.coordinator.core.placement.model import Aim
-from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.offer import Decline
 from shoal.types.workload import Delegation, DelegationMode, Intent, WorkloadKey
 
@@ -58,7 +58,10 @@ async def prospect(
         [bid for bid in bids_of(indicative) if bid.judged.answer.region == aim.node] if indicative is not None else []
     )
     if not may_delegate(intent.delegation, aim.node):
-        bids = [replace(bid, judged=replace(bid.judged, refusal=_policy_forbids(intent, aim.node))) for bid in bids]
+        bids = [
+            replace(bid, judged=replace(bid.judged, refusal=policy_forbids(intent.delegation, aim.node)))
+            for bid in bids
+        ]
     feasible = any(bid.judged.refusal is None and not isinstance(bid.judged.answer, Decline) for bid in bids)
     return Prospect(key, Answer.YES if feasible else Answer.NO, bids=tuple(bids))
 
@@ -88,12 +91,3 @@ def _subject(workloads: WorkloadsController, key: WorkloadKey) -> tuple[Catalog,
         raise ShoalError(proposal.problems[0].refusal)
     thought = WorkloadKey(key.tenant, WHAT_IF)
     return proposal.catalog, next(intent for intent in proposal.catalog.intents if intent.key == thought)
-
-
-def _policy_forbids(intent: Intent, region: str) -> Refusal:
-    delegation = intent.delegation
-    if delegation.mode is DelegationMode.NEVER:
-        found, remedy = "its policy delegates never", "federation: {delegate: when-infeasible}"
-    else:
-        found, remedy = f"its policy delegates to {', '.join(delegation.to)}", f'federation: {{to: ["{region}"]}}'
-    return Refusal(Code.TRADE_DENIED, found, f"a policy that delegates to {region}", remedy)

@@ -258,6 +258,12 @@ class Region:
         return self.trades.owed + self.bids.owed
 
     @property
+    def regions(self) -> frozenset[str]:
+        """This one and those that it knows, where it is in a federation."""
+        directory = self._directory()
+        return frozenset((self.config.name, *(each.region for each in directory.members))) if directory else frozenset()
+
+    @property
     def heads_shown(self) -> Mapping[str, str]:
         """By counterpart, the digest of this region's ledger that it says it was shown last."""
         directory = self._directory()
@@ -297,6 +303,8 @@ class Region:
             self.workloads.adopt_trades(delegated=self.trades.delegated, peers=peers)
 
     async def _step(self) -> None:
+        if self.trades is not None:
+            self.workloads.turned = self.trades.turned
         try:
             await self.workloads.step()
             self.store_refusal = None

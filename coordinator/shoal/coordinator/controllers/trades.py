@@ -51,7 +51,7 @@ from shoal.coordinator.core.negotiation.model import (
 from shoal.coordinator.core.negotiation.peering import united
 from shoal.coordinator.core.negotiation.trust import fits
 from shoal.coordinator.core.placement.model import without_standby
-from shoal.coordinator.core.workloads.model import Delegated
+from shoal.coordinator.core.workloads.model import Course, Delegated
 from shoal.coordinator.ports import Clock, FederationLink, Heard, Ids, Meter, Peers, StaleRevision, Store
 from shoal.types.agreement import Award, Delivered, GatewayRef, Notice, Renewal, ServiceReport
 from shoal.types.assignment import PeerTrust
@@ -113,6 +113,15 @@ class Home(Protocol):
 
     def profiles(self) -> Mapping[str, ModelProfile]: ...
     def standing(self, key: WorkloadKey) -> Standing: ...
+    def course(self, key: WorkloadKey) -> Course | None:
+        """On its way to another region or home; None: it is not."""
+        ...
+
+    @property
+    def moves_live(self) -> bool:
+        """Whether what is to come home does so by a live move."""
+        ...
+
     def figures(self, key: WorkloadKey) -> Figures | None:
         """Of the best at home (`choice.own_figures`); None: it has no place here."""
         ...
@@ -317,6 +326,12 @@ class TradesController:
         )
 
     @property
+    def turned(self) -> Mapping[WorkloadKey, Refusal]:
+        """Why the last trade of a workload came to nothing."""
+        resting = ((key, state.phase) for key, state in self.trades.items() if isinstance(state.phase, Resting))
+        return {key: phase.refusal for key, phase in resting if phase.refusal is not None}
+
+    @property
     def may_trade(self) -> bool:
         """Whether there is anybody to trade with."""
         return self._directory() is not None
@@ -349,10 +364,20 @@ class TradesController:
         """intent: None where it must not be delegated."""
         if intent is None:
             return Wish(Need.NOTHING, "", home_serves=self._intent(key) is None or self._serves_or_cannot(key))
-        standing = self._home.standing(key)
+        standing, course = self._home.standing(key), self._home.course(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
         need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
-        return Wish(need, self._asked_of(intent), standing.serves, self._fails(key))
+        asked, fails, live = self._asked_of(intent), self._fails(key), self._home.moves_live
+        phase = self.trades.get(key, Trade(key)).phase
+        if course is not None and course.leaves and standing.placed:
+            return Wish(Need.HOME, asked, standing.serves, fails)
+        if course is not None and not course.leaves and course.goes:
+            return Wish(Need.MOVED, asked, standing.serves, fails, course.region, stays=course.stays)
+        if course is not None and not course.leaves:
+            return Wish(Need.HELD, asked, standing.serves, fails)
+        if isinstance(phase, Active) and phase.stays:
+            return Wish(Need.MOVED, asked, standing.serves, fails, phase.deal.region)
+        return Wish(need, asked, standing.serves, fails, live=live)
 
     def _fails(self, key: WorkloadKey) -> bool:
         """Whether, since its delegate was last heard, requests failed under the agreement, and for a moment none did
@@ -428,14 +453,15 @@ class TradesController:
         delegated = {
             key: each
             for key, state in self.trades.items()
-            if (each := _delegated(state, now, self._intent(key))) is not None
+            if (each := _delegated(state, now, self._intent(key), self._rtt())) is not None
         }
         self._tell_region(delegated, self._peers_met())
 
     def _publish_of(self, key: WorkloadKey, before: Trade) -> None:
         """The same where nothing but this trade is another than before: there may be very many."""
         state = self.trades.get(key, Trade(key))
-        known, each = self.delegated.get(key), _delegated(state, self._clock.now(), self._intent(key))
+        known = self.delegated.get(key)
+        each = _delegated(state, self._clock.now(), self._intent(key), self._rtt())
         delegated = self.delegated
         if each != known:
             delegated = {other: one for other, one in delegated.items() if other != key}
@@ -586,7 +612,7 @@ class TradesController:
         if intent is not None and self._asked_of(intent) == effect.asked:
             step = effect.relaxation
             asked = self._solicitation(intent, self._home.profiles(), effect.solicitation, effect.round, step)
-            heard = await self._ask(asked)
+            heard = await self._ask(replace(asked, to=(effect.to,)) if effect.to else asked)
         answers = tuple(each.what for each in heard)
         evidence = {each.by: each.evidence for each in heard}
         await self.tell(key, Answered(effect.solicitation, effect.round, answers, self._terms_of(key), evidence))
@@ -600,7 +626,7 @@ class TradesController:
             name = self._ids.name("t")
             asked = self._solicitation(intent, self._home.profiles(), name, 1, None, indicative=True)
             best = (await self._indicative(asked, replace(terms, own=None))).winner
-        await self.tell(key, Compared(effect.agreement, terms, best))
+        await self.tell(key, Compared(effect.agreement, terms, best, self._home.moves_live))
 
     async def _award(self, key: WorkloadKey, effect: SendAward) -> None:
         name = effect.award.agreement
@@ -736,15 +762,25 @@ def _may_go(intent: Intent, offer: Offer) -> bool:
     return intent.require.may_be_in(offer.region, offer.residency)
 
 
-def _delegated(state: Trade, now: Elapsed, intent: Intent | None) -> Delegated | None:
+def _delegated(
+    state: Trade, now: Elapsed, intent: Intent | None, way_s: Mapping[str, Seconds]
+) -> Delegated | None:  # fmt: skip
     """intent: as its documents say now, which may forbid what was agreed before: then nothing waits for its end."""
     wanted = trade.is_relied_on(state, now)
+    returns = state.phase.returns if isinstance(state.phase, Active) else ""
+
+    def told(deal: Deal, *, ready: bool) -> Delegated:
+        way = Seconds(round(way_s.get(deal.region, 0.0), 3))  # every change of it is a step of the region
+        return Delegated(
+            deal.agreement, deal.region, deal.gateways, ready=ready, wanted=wanted, model=deal.offer.model,
+            precision=deal.offer.precision, returns=returns, way_s=way,
+        )  # fmt: skip
+
     serving = [deal for deal in trade.serving(state, now) if intent is None or _may_go(intent, deal.offer)]
     if serving:
-        return Delegated(serving[0].agreement, serving[0].region, serving[0].gateways, ready=True, wanted=wanted)
+        return told(serving[0], ready=True)
     if isinstance(state.phase, Active) and (intent is None or _may_go(intent, state.phase.deal.offer)):
-        deal = state.phase.deal
-        return Delegated(deal.agreement, deal.region, deal.gateways, ready=False, wanted=wanted)
+        return told(state.phase.deal, ready=False)
     return None
 
 

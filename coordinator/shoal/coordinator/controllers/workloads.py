@@ -32,6 +32,7 @@ from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
 from shoal.coordinator.core.migration.advance import Advanced, advance, moving, view
 from shoal.coordinator.core.migration.budget import Held
+from shoal.coordinator.core.migration.crossing import courses_of
 from shoal.coordinator.core.migration.model import Aborted, Migration
 from shoal.coordinator.core.migration.triggers.view import LOOK_S
 from shoal.coordinator.core.migration.unmoved import unmoved
@@ -40,7 +41,7 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.decide import inputs_of, timing
 from shoal.coordinator.core.workloads.invariants import Promise, Snapshot
-from shoal.coordinator.core.workloads.model import Content, Delegated, Happened, Memory, Wait, World
+from shoal.coordinator.core.workloads.model import Content, Course, Delegated, Happened, Memory, Wait, World
 from shoal.coordinator.core.workloads.routes import at_home, is_abroad
 from shoal.coordinator.core.workloads.sleep import next_due
 from shoal.coordinator.core.workloads.trouble import cleared, poisoned
@@ -48,7 +49,7 @@ from shoal.coordinator.ports import AgentLinks, Clock, Meter, Proofs, StaleRevis
 from shoal.policies import Problem, node_price
 from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Role
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import Intent, WorkloadKey
@@ -118,6 +119,8 @@ class WorkloadsController:
         self.revoked_gateways: tuple[str, ...] = ()
         """Serials of this region's gateways, which other regions shall refuse too."""
         self.delegated: Mapping[WorkloadKey, Delegated] = {}
+        self.turned: Mapping[WorkloadKey, Refusal] = {}
+        """Why the last trade of a workload came to nothing."""
         self.reserved: tuple[Reservation, ...] = ()
         self.peers: tuple[PeerTrust, ...] = ()
         self.promises: tuple[Promise, ...] = ()
@@ -238,10 +241,19 @@ class WorkloadsController:
         plan = self.plan_now.of(key) if self.plan_now is not None else None
         return plan is not None and not self.leads_abroad(key) and self.endpoints(key) >= plan.wanted > 0
 
+    @property
+    def region(self) -> str:
+        return self._region
+
+    def course(self, key: WorkloadKey) -> Course | None:
+        """Of a workload between this region and another."""
+        crossing = [each for each in self.migrations.all.values() if each.crosses and each.workload == key]
+        return courses_of(crossing, self._clock.now()).get(key) if crossing else None
+
     def leads_abroad(self, key: WorkloadKey) -> bool:
         """Whether requests may still go to another region."""
         table = self._memory.tables.get(str(key))
-        return table is not None and any(is_abroad(endpoint) for endpoint in table.endpoints)
+        return table is not None and any(is_abroad(endpoint) and endpoint.weight > 0 for endpoint in table.endpoints)
 
     def plan(
         self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str, *, back: bool = False
@@ -526,6 +538,7 @@ class WorkloadsController:
             reserved=self.kept_room,
             rtt_s=catalog.rtt_s,
             peers=self.peers,
+            turned=self.turned,
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:

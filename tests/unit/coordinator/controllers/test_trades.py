@@ -20,6 +20,7 @@ from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.negotiation import hold, trade
 from shoal.coordinator.core.negotiation.choice import Figures
 from shoal.coordinator.core.negotiation.model import Active, Resting, Withdrawing
+from shoal.coordinator.core.workloads.model import Course
 from shoal.coordinator.ports import Heard
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import (
@@ -88,6 +89,13 @@ class Home:
 
     def standing(self, key: WorkloadKey) -> Standing:
         return Standing(self.placed, self.serves)
+
+    def course(self, key: WorkloadKey) -> Course | None:
+        return None
+
+    @property
+    def moves_live(self) -> bool:
+        return False
 
     def figures(self, key: WorkloadKey) -> Figures | None:
         return self.own

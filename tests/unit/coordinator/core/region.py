@@ -309,6 +309,13 @@ class Agent:
                 restarts=self.restarts[each.id],
             )
         asked = each.verification
+        if asked is not None and asked.beside:
+            held = self.verified.get(each.id)
+            if held is None or held.migration != asked.migration:
+                code = Code.VERIFY_FAILED if self.wrong else None
+                held = Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)
+                self.verified[each.id] = held
+            return observed(each, Phase.READY, measured=warm(), verdict=held, served=self.served)
         if asked is None or asked.against is Against.NONE or each.id in self.verified:
             verdict = self.verified.get(each.id)
             return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)

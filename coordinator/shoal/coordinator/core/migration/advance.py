@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
-from shoal.coordinator.core.migration import machine
+from shoal.coordinator.core.migration import crossing, machine
 from shoal.coordinator.core.migration.budget import Allotted, Held, allot
 from shoal.coordinator.core.migration.expected import came, expected_between, is_settled
 from shoal.coordinator.core.migration.model import (
@@ -69,7 +69,8 @@ def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
     """The world as its migrations want it."""
     desired = {node: content.assignments for node, content in world.desired.items()}
     every = migrations.values()
-    return replace(world, moves=moves_of(every), blocked=blocked(every, world.fleet, desired, now))
+    courses = crossing.courses_of(every, now)
+    return replace(world, moves=moves_of(every), blocked=blocked(every, world.fleet, desired, now), courses=courses)
 
 
 def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, look: bool = True) -> Advanced:
@@ -104,7 +105,14 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
         note(*machine.placed(known, target, now, wall, limits, gap=replaced.target.staged))
     for settled, brought in _settled(migrations, intents, scope, now):
         note(replace(settled, came=brought), (_brought(settled, brought),))
-    scene = _Scene(world.fleet, decision, broken(decision.memory, world.fleet, _assignments(decision), now))
+    for each in crossing.begun(world, migrations.values(), decision, now):
+        note(*machine.planned(each, now, wall, limits))
+    for each in [each for each in migrations.values() if each.crosses and isinstance(each.state, Planned)]:
+        found = crossing.target_of(each, world, decision)
+        if found is not None:
+            place = found if isinstance(found, Place) else _place(world.fleet, *found)
+            note(*machine.placed(each, place, now, wall, limits))
+    scene = _Scene(world, decision, broken(decision.memory, world.fleet, _assignments(decision), now), wall)
     for name in sorted(migrations):
         if name not in changed and not migrations[name].is_over:
             after, events = machine.step(migrations[name], scene.seen(migrations[name]), now, wall, limits)
@@ -164,8 +172,11 @@ def _settled(
 class _Scene:
     """What the machine is shown of one step."""
 
-    def __init__(self, fleet: Fleet, decision: Decision, broken: Mapping[str, Refusal]) -> None:
-        self._fleet = fleet
+    def __init__(self, world: World, decision: Decision, broken: Mapping[str, Refusal], wall: Wall) -> None:
+        self._world = world
+        self._decision = decision
+        self._wall = wall
+        self._fleet = world.fleet
         self._broken = broken
         self._plans = {plan.workload: plan for plan in decision.plan.workloads}
         self._assigned = {
@@ -175,6 +186,8 @@ class _Scene:
     def seen(self, migration: Migration) -> Seen:
         plan = self._plans.get(migration.workload)
         target = migration.target
+        if migration.crosses:
+            return self._crossing(plan, migration)
         return Seen(
             self._sight(migration.source, leaving=isinstance(migration.state, Draining)),
             self._sight(target, leaving=True) if target is not None else Sight(),
@@ -183,6 +196,36 @@ class _Scene:
             plan.unmoved.get(migration.id) if plan is not None else None,
             plan is not None and migration.id not in plan.unmoved,
         )
+
+    def _crossing(self, plan: WorkloadPlan | None, migration: Migration) -> Seen:
+        """Here any replica of the workload stands for all of them."""
+        source, target = migration.source, migration.target
+        gone = Refusal(Code.WORKLOAD_UNKNOWN, f"{migration.workload} was deleted")
+        deleted = gone if plan is None else None
+        if migration.leaves_home:
+            here = self._from_gateways(self._sight(source, leaving=isinstance(migration.state, Draining)), migration)
+            there = crossing.sight_of(target, migration, self._world, self._wall) if target is not None else Sight()
+            return Seen(here, there, None, deleted, crossing.refusal_of(migration, self._world))
+        there = crossing.sight_of(source, migration, self._world, self._wall)
+        here = self._sight(target, leaving=True) if target is not None else Sight()
+        here = self._from_gateways(here, migration)
+        away = self._world.delegated.get(migration.workload)
+        if isinstance(migration.state, RollingBack) and not (away is not None and away.wanted):
+            here = Sight()  # that region gives it up in any case: home has to do with what it has
+        observed = here.observed
+        if (
+            observed is not None
+            and observed.phase is Phase.READY
+            and not crossing.is_whole(migration, self._decision, self._fleet)
+        ):
+            here = replace(here, observed=replace(observed, phase=Phase.WARMING))
+        broken = self._broken.get(target.assignment) if target is not None else None
+        return Seen(there, here, broken, deleted, crossing.refusal_of(migration, self._world))
+
+    def _from_gateways(self, sight: Sight, migration: Migration) -> Sight:
+        if sight.observed is None:
+            return sight
+        return replace(sight, observed=crossing.seen_from_gateways(sight.observed, migration, self._fleet))
 
     def _sight(self, place: Place, *, leaving: bool) -> Sight:
         """leaving: it counts until it is gone; else until it begins to go."""
@@ -245,6 +288,9 @@ def _told(
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
     hands, takes = dict[str, Handover](), dict[str, Giver]()
     for migration in migrations.values():
+        if migration.crosses:
+            shows |= _crossing(migration, fleet, limits)
+            continue
         for giver, taker in _handing(migration):
             state = fleet.nodes.get(taker.node)
             if state is not None:
@@ -309,6 +355,16 @@ def _handing(migration: Migration) -> tuple[tuple[Place, Place], ...]:
     return ((target, source),) if isinstance(state, RollingBack) and state.handing else ()
 
 
+def _crossing(migration: Migration, fleet: Fleet, limits: Limits) -> Mapping[str, Verification]:
+    """What the one of the two that is here has to show, or to compare."""
+    shown = Preparing if migration.leaves_home else Preparing | RollingBack
+    here = migration.source if migration.leaves_home else migration.target
+    if here is None or migration.target is None or not isinstance(migration.state, shown):
+        return {}
+    asked = crossing.verification_of(_verification(migration, fleet, limits), migration, fleet)
+    return {here.assignment: asked} if asked is not None else {}
+
+
 def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verification:
     rule, source, target = migration.rule, migration.source, migration.target
     precision = target.precision if target is not None else source.precision
@@ -340,4 +396,4 @@ def _holding(held: Held) -> Happened:
 
 def _happened(migration: Migration, told: Told) -> Happened:
     place = migration.target or migration.source
-    return Happened(told.code, migration.id, told.message, place.node, migration.workload)
+    return Happened(told.code, migration.id, told.message, "" if place.region else place.node, migration.workload)

@@ -26,7 +26,7 @@ from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.core.workloads.model import Content, Course, Decision, Delegated, World
 from shoal.coordinator.core.workloads.routes import gateways
-from shoal.types.agreement import GUESTS
+from shoal.types.agreement import GUESTS, ServiceReport, at_home
 from shoal.types.assignment import Assignment, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource
@@ -82,11 +82,7 @@ def sight_of(place: Place, migration: Migration, world: World, wall: Wall) -> Si
     away = world.delegated.get(migration.workload)
     if away is None or away.agreement != place.assignment:
         return Sight()
-    report = delivered(world.fleet, place.assignment)
-    p95_s = Seconds(max(0.0, report.latency_p95_s - away.way_s))
-    served = Served(
-        "", report.requests, report.errors, p95_s, p95_s, Joules(0.0), EnergySource.ESTIMATED
-    )  # fmt: skip
+    served = _served(delivered(world.fleet, place.assignment), away.way_s)
     observed = Observed(
         assignment=place.assignment,
         workload=migration.workload,
@@ -105,6 +101,16 @@ def sight_of(place: Place, migration: Migration, world: World, wall: Wall) -> Si
         verdict=_verdict_at(migration.source, world.fleet),
     )
     return Sight(assigned=True, seen=True, observed=observed)
+
+
+def seen_from_gateways(observed: Observed, migration: Migration, fleet: Fleet) -> Observed:
+    """The replicas here, with the figures that compare with another region's: from the same gateways. As their own
+    workers count where these have none."""
+    away = migration.target if migration.leaves_home else migration.source
+    report = delivered(fleet, at_home(away.assignment)) if away is not None else None
+    if report is None or not report.requests:
+        return observed
+    return replace(observed, served=(_served(report, Seconds(0.0)),))
 
 
 def is_whole(migration: Migration, decision: Decision, fleet: Fleet) -> bool:
@@ -139,6 +145,11 @@ def refusal_of(migration: Migration, world: World) -> Refusal:
     return turned or Refusal(Code.NO_BID, f"{migration.aim.region} has not answered yet", "an offer that fits")
 
 
+def _served(report: ServiceReport, way_s: Seconds) -> Served:
+    p95_s = Seconds(max(0.0, report.latency_p95_s - way_s))
+    return Served("", report.requests, report.errors, p95_s, p95_s, Joules(0.0), EnergySource.ESTIMATED)
+
+
 def _newest(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, Migration]:
     crossing = sorted((each for each in migrations if each.crosses), key=lambda each: (each.story[0].at, each.id))
     return {each.workload: each for each in crossing}
@@ -150,12 +161,14 @@ def _course(migration: Migration, now: Elapsed) -> Course | None:
     region = migration.aim.region if out else migration.source.region
     match migration.state:
         case Planned() | Preparing():
-            return Course(region, 0.0 if out else 1.0, home=True)
+            return Course(region, 0.0 if out else 1.0, home=True, goes=out)
         case Shifting(step=step):
             share = migration.rule.steps[step]
-            return Course(region, share if out else 1.0 - share, home=True)
+            return Course(region, share if out else 1.0 - share, home=True, goes=out)
         case Draining():
-            return Course(region, 1.0, home=False, stays=True) if out else Course(region, 0.0, home=True, leaves=True)
+            if not out:
+                return Course(region, 0.0, home=True, leaves=True)
+            return Course(region, 1.0, home=False, goes=True, stays=migration.cause is Cause.OPERATOR)
         case RollingBack():
             return Course(region, 0.0, home=True, leaves=True) if out else Course(region, 1.0, home=False)
         case Aborted(at=at):

@@ -47,8 +47,9 @@ _STAGE_OF: Final = {
 
 def planned(migration: Migration, now: Elapsed, wall: Wall, limits: Limits = LIMITS) -> Stepped:
     """As it begins: it waits for a place. The state that it comes with counts for nothing."""
-    note = ", ".join(filter(None, (migration.aim.node, migration.reason)))
-    return _enter(migration, Planned(now, Elapsed(now + limits.planned_s)), wall, note)
+    note = ", ".join(filter(None, (migration.aim.region or migration.aim.node, migration.reason)))
+    until = Elapsed(now + (limits.crossing_s if migration.crosses else limits.planned_s))
+    return _enter(migration, Planned(now, until), wall, note)
 
 
 def placed(
@@ -128,7 +129,10 @@ def _planned(
         return replace(migration, state=replace(state, until=Elapsed(now + limits.planned_s))), ()
     if now >= state.until:
         found = str(seen.waits) if seen.waits is not None else "no place for it beside the one it runs on"
-        return _back(migration, Refusal(Code.NO_ROOM_FOR_BOTH, found), now, wall, limits)
+        refusal = Refusal(Code.NO_ROOM_FOR_BOTH, found)
+        if migration.crosses and seen.waits is not None:
+            refusal = seen.waits
+        return _back(migration, refusal, now, wall, limits)
     return migration, ()
 
 

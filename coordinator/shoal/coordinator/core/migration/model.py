@@ -396,6 +396,7 @@ class Limits:
     beyond the usual ones. hand_s: for all sessions of a replica to go to the other."""
 
     planned_s: Seconds = Seconds(600.0)
+    crossing_s: Seconds = Seconds(60.0)
     reserved_s: Seconds = Seconds(30.0)
     staging_s: Seconds = Seconds(900.0)
     warming_s: Seconds = Seconds(330.0)

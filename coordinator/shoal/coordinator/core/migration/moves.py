@@ -28,9 +28,10 @@ WRONG: Final = frozenset({Code.VERIFY_FAILED})
 
 
 def moves_of(migrations: Iterable[Migration]) -> tuple[Move, ...]:
-    """Of all that are not over, the oldest first. How many of those that wait go at once, placement says: one that
-    finds no place holds nobody up."""
-    ordered = sorted(migrations, key=lambda each: (isinstance(each.state, Planned), each.story[0].at, each.id))
+    """Of all inside the region that are not over, the oldest first. How many of those that wait go at once, placement
+    says: one that finds no place holds nobody up."""
+    inside = (each for each in migrations if not each.crosses)
+    ordered = sorted(inside, key=lambda each: (isinstance(each.state, Planned), each.story[0].at, each.id))
     return tuple(move for move in map(move_of, ordered) if move is not None)
 
 
@@ -79,7 +80,7 @@ def blocked(
     """
     found = dict[tuple[WorkloadKey, Trial], Refusal]()
     for each in migrations:
-        if each.target is None or each.cleared or not isinstance(each.state, Aborted):
+        if each.crosses or each.target is None or each.cleared or not isinstance(each.state, Aborted):
             continue
         code, trial = each.state.refusal.code, Trial(each.target.model, each.target.node, each.target.device)
         wrong = forbids(each)

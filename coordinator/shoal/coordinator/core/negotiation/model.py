@@ -21,12 +21,16 @@ LONG_AGO: Final = Elapsed(-math.inf)
 
 class Need(StrEnum):
     """nothing: not to be delegated, or not there any more. content: has a place at home and may not move. better: has
-    a place at home, may move to a better one. short: has none."""
+    a place at home, may move to a better one. short: has none. moved: is on its way to one region, or there to stay.
+    held: is on its way home, and stays there till then. home: is to leave the other region now."""
 
     NOTHING = "nothing"
     CONTENT = "content"
     BETTER = "better"
     SHORT = "short"
+    MOVED = "moved"
+    HELD = "held"
+    HOME = "home"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Resting:
 @dataclass(frozen=True, slots=True)
 class Soliciting:
     """asked: hash of the documents that it was asked under. relaxed: in round 2, the change that was made for it.
-    need: why."""
+    need: why. to: the one region that is asked; empty: all that the policy names."""
 
     solicitation: str
     round: int
@@ -81,6 +85,7 @@ class Soliciting:
     need: Need
     asked_at: Elapsed
     until: Elapsed
+    to: str = ""
     kind: Literal["soliciting"] = "soliciting"
 
 
@@ -111,12 +116,15 @@ class Withdrawing:
 @dataclass(frozen=True, slots=True)
 class Active:
     """home_since: since when home has had a place for it all along; None: it has none. term_at: when its term is over:
-    it goes on, unless another region offers better then."""
+    it goes on, unless another region offers better then. stays: it was moved there, and is not moved back by itself.
+    returns: why it is to come home, by a live move; empty: it is not."""
 
     deal: Deal
     asked: str
     term_at: Elapsed
     home_since: Elapsed | None = None
+    stays: bool = False
+    returns: str = ""
     kind: Literal["active"] = "active"
 
 
@@ -172,12 +180,16 @@ class Trade:
 class Wish:
     """How things stand, told again and again: this is the clock's tick as well. home_serves: all that is wanted at home
     is in service there. fails: this region's gateways see requests fail under the agreement that lasts, and none that
-    succeeds."""
+    succeeds. to: of MOVED, the region. stays: of MOVED, there is no way back. live: it comes home by a live move, which
+    leaves the agreement when it is done; else at once, by notice."""
 
     need: Need
     asked: str
     home_serves: bool = False
     fails: bool = False
+    to: str = ""
+    stays: bool = False
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +273,12 @@ class NoticeFailed:
 @dataclass(frozen=True, slots=True)
 class Compared:
     """What home could do now, for an agreement that may move to the better. best: the best of other regions, which
-    holds nothing; None where none was asked, or fits."""
+    holds nothing; None where none was asked, or fits. live: as in Wish."""
 
     agreement: str
     terms: Terms
     best: Offer | None = None
+    live: bool = False
 
 
 Event = (
@@ -289,12 +302,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Solicit:
-    """Ask for bids -> Answered. relaxation: in round 2, what replaces the policy's own requirements and limits."""
+    """Ask for bids -> Answered. relaxation: in round 2, what replaces the policy's own requirements and limits. to: as
+    in Soliciting."""
 
     solicitation: str
     round: int
     asked: str
     relaxation: Relaxation | None
+    to: str = ""
 
 
 @dataclass(frozen=True, slots=True)

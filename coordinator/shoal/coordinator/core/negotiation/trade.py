@@ -189,7 +189,7 @@ def wake_at(trade: Trade, need: Need) -> Elapsed:
     phase = trade.phase
     match phase:
         case Resting(until=until):
-            times += [until] if need is Need.SHORT else []
+            times += [until] if need in (Need.SHORT, Need.MOVED) else []
             times += [max(until, trade.better_at)] if need is Need.BETTER else []
         case Soliciting(until=until):
             times.append(until)
@@ -371,14 +371,16 @@ def _wished_phase(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Se
     match phase:
         case Resting():
             due = now >= phase.until and (
-                wish.need is Need.SHORT or (wish.need is Need.BETTER and now >= trade.better_at)
+                wish.need in (Need.SHORT, Need.MOVED) or (wish.need is Need.BETTER and now >= trade.better_at)
             )
             if not due:
                 return Stepped(trade)
-            asking = Soliciting(fresh, 1, wish.asked, "", wish.need, now, Elapsed(now + ANSWER_S + PATIENCE_S))
+            until = Elapsed(now + ANSWER_S + PATIENCE_S)
+            asking = Soliciting(fresh, 1, wish.asked, "", wish.need, now, until, wish.to)
             after = replace(trade, phase=asking, better_at=_cooled(trade, now, fresh))
             solicited = Noted("solicited", fresh, "", "", wish.need)
-            return Stepped(after, (Solicit(fresh, 1, wish.asked, None),), () if trade.said else (solicited,))
+            solicit = Solicit(fresh, 1, wish.asked, None, wish.to)
+            return Stepped(after, (solicit,), () if trade.said else (solicited,))
         case Soliciting() | Awarding() | Withdrawing():
             return Stepped(trade)  # the answers, or the grant, are judged by how things stand then
         case Active():
@@ -393,10 +395,15 @@ def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh:
     if wish.fails and now - phase.deal.heard_at >= LOST_S:
         left = Seconds(max(0.0, phase.deal.over_at - now))
         return _breach(trade, phase.deal, now, "neither it nor its gateways answer", stays=left)
+    if wish.need is Need.HOME or (wish.need is Need.MOVED and wish.to != phase.deal.region):
+        return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it moves")
+    if wish.need in (Need.MOVED, Need.HELD):
+        held = replace(phase, home_since=None, stays=phase.stays or wish.stays)
+        return Stepped(replace(trade, phase=held))
     since = None if wish.need is Need.SHORT else phase.home_since if phase.home_since is not None else now
-    phase = replace(phase, home_since=since)
+    phase = replace(phase, home_since=since, returns="" if wish.need is Need.SHORT else phase.returns)
     if wish.need is Need.CONTENT and since is not None and now - since >= HOME_STABLE_S:
-        return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "home has a place for it again")
+        return _return(trade, phase, now, Code.AGREEMENT_ENDED, "home has a place for it again", live=wish.live)
     if now >= phase.term_at and term_s > 0:
         after = replace(
             trade, phase=replace(phase, term_at=Elapsed(now + term_s)), better_at=_cooled(trade, now, fresh)
@@ -432,7 +439,7 @@ def _answered(trade: Trade, event: Answered, now: Elapsed, origin: str, term_s: 
         gone = Refusal(Code.NO_BID, "its documents changed meanwhile", "bids for what they ask now")
         after = replace(trade, phase=Resting(now, gone))
         return Stepped(after, tuple(_release(each, origin) for each in offers))
-    terms = event.terms
+    terms = event.terms if phase.need is not Need.MOVED else _sent(event.terms, phase.to)
     choice = choose(event.answers, _relaxed(terms, phase), since_s=now - phase.asked_at)
     notes = tuple(_told(phase, row.answer, row.refusal) for row in choice.judged)
     losers = [each for each in offers if choice.winner is None or each.id != choice.winner.id]
@@ -455,7 +462,7 @@ def _without_winner(trade: Trade, phase: Soliciting, choice: Choice, notes: tupl
     if step is not None and phase.round == 1:
         asking = replace(phase, round=2, relaxed=step.change, asked_at=now, until=Elapsed(now + ANSWER_S + PATIENCE_S))
         solicited = Noted("solicited", phase.solicitation, "", "", f"round 2, relaxed: {step.change}")
-        asked = (Solicit(phase.solicitation, 2, phase.asked, step),)
+        asked = (Solicit(phase.solicitation, 2, phase.asked, step, phase.to),)
         return Stepped(replace(trade, phase=asking), asked, () if trade.said else (*notes, solicited))
     said = _name(*sorted(f"{row.answer.region} {row.refusal.code if row.refusal else ''}" for row in choice.judged))
     return _rest(trade, phase, now, choice.refusal or Refusal(Code.NO_BID), said, notes)
@@ -590,7 +597,7 @@ def _compared(trade: Trade, event: Compared, now: Elapsed) -> Stepped:
     offer, terms = phase.deal.offer, event.terms
     gain = gain_of_home(offer, terms)
     if terms.delegation.mode is DelegationMode.WHEN_BETTER and gain > 0 and gain >= terms.delegation.margin:
-        return _leave(trade, phase.deal, now, Code.BETTER_ELSEWHERE, f"home is {gain:.1%} better")
+        return _return(trade, phase, now, Code.BETTER_ELSEWHERE, f"home is {gain:.1%} better", live=event.live)
     if event.best is not None and event.best.region != offer.region:
         better = gain_of(event.best, offer, terms)
         if better >= max(MOVE_LEAST, terms.delegation.margin):
@@ -610,6 +617,13 @@ def _leave(trade: Trade, deal: Deal, now: Elapsed, code: Code, why: str) -> Step
     return Stepped(
         after, (_account(deal, breached=False),), (Noted("noticed", deal.agreement, deal.region, code, why),)
     )
+
+
+def _return(trade: Trade, phase: Active, now: Elapsed, code: Code, why: str, *, live: bool) -> Stepped:
+    """live: a move does it, and leaves when home has shown to be as good."""
+    if not live:
+        return _leave(trade, phase.deal, now, code, why)
+    return Stepped(replace(trade, phase=replace(phase, returns=phase.returns or why)))
 
 
 def _breach(trade: Trade, deal: Deal, now: Elapsed, why: str, *, stays: Seconds | None) -> Stepped:
@@ -673,6 +687,11 @@ def _relaxed(terms: Terms, phase: Soliciting) -> Terms:
     """In round 2 the setting that was asked for replaces the policy's own."""
     setting = next((each for each in terms.relax if phase.relaxed and each.change == phase.relaxed), None)
     return terms if setting is None else replace(terms, require=setting.require, limits=setting.limits)
+
+
+def _sent(terms: Terms, to: str) -> Terms:
+    """Of a workload that somebody sends to one region: home is no rival, and no other region."""
+    return replace(terms, own=None, delegation=replace(terms.delegation, to=(to,)))
 
 
 def _release(offer: Offer, origin: str) -> SendRelease:

@@ -28,6 +28,15 @@ def may_delegate(delegation: Delegation, region: str) -> bool:
     return delegation.mode is not DelegationMode.NEVER and fits(delegation.to, region)
 
 
+def policy_forbids(delegation: Delegation, region: str) -> Refusal:
+    """Why such a workload may not be run by `region`."""
+    if delegation.mode is DelegationMode.NEVER:
+        found, remedy = "its policy delegates never", "federation: {delegate: when-infeasible}"
+    else:
+        found, remedy = f"its policy delegates to {', '.join(delegation.to)}", f'federation: {{to: ["{region}"]}}'
+    return Refusal(Code.TRADE_DENIED, found, f"a policy that delegates to {region}", remedy)
+
+
 def fits(patterns: Iterable[str], name: str) -> bool:
     """Patterns are of the language's `Pattern`: names with `*` for any part."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -9,6 +9,7 @@ from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.workloads import sleep
 from shoal.coordinator.core.workloads.model import (
     Content,
+    Course,
     Decision,
     Delegated,
     Happened,
@@ -51,10 +52,10 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     delegated = {
         key: each
         for key, each in world.delegated.items()
-        if _serves(key, each) and (each.wanted or not settled.back(key))
+        if _serves(key, each) and _is_routed(each, world.courses.get(key), back=settled.back(key))
     }
-    shares = shares_of(world.moves)
-    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares)
+    shares, abroad = shares_of(world.moves), {key: each.share for key, each in world.courses.items()}
+    tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares, abroad)
     lacking = {str(each.workload) for each in plan.workloads if (each.refusal or each.no_standby) is not None}
     short = _since(memory.short, lacking, now)
     dark = {str(each.workload) for each in plan.workloads if not tables_now[str(each.workload)].endpoints}
@@ -65,7 +66,11 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
         tables=tables_now,
         short=short,
         without_ready=_since(memory.without_ready, dark, now),
-        away=_since(memory.away, {str(key) for key, each in delegated.items() if each.wanted}, now),
+        away=_since(
+            memory.away,
+            {str(key) for key, each in delegated.items() if each.wanted and abroad.get(key, 1.0) >= 1.0},
+            now,
+        ),
         back=_since(memory.back, _home_again(plan, tables_now, world.delegated), now),
         idle=sleep.idle(world.fleet, outcome.desired, world.reserved, memory.idle, now),
     )
@@ -112,7 +117,11 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         costs=world.costs,
         rtt_s=world.rtt_s,
         signatures=world.signatures,
-        elsewhere=frozenset(key for key, each in world.delegated.items() if each.wanted and _serves(key, each)),
+        elsewhere=frozenset(
+            key
+            for key, each in world.delegated.items()
+            if each.wanted and _serves(key, each) and not _is_home(world.courses.get(key))
+        ),
         reserved=world.reserved,
         moves=world.moves,
         blocked=world.blocked,
@@ -131,6 +140,17 @@ def timing(intents: tuple[Intent, ...]) -> Timing:
 def _serves(key: WorkloadKey, delegated: Delegated) -> bool:
     """What runs here for another region goes to no third."""
     return delegated.ready and bool(delegated.gateways) and key.tenant != GUESTS
+
+
+def _is_home(course: Course | None) -> bool:
+    return course is not None and course.home
+
+
+def _is_routed(delegated: Delegated, course: Course | None, *, back: bool) -> bool:
+    """back: home has had all its replicas in the routes for a while."""
+    if course is not None:
+        return not (course.leaves and course.share <= 0)
+    return delegated.wanted or not back
 
 
 class _Settled:

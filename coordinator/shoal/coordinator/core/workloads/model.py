@@ -138,8 +138,8 @@ class Happened:
 class Delegated:
     """A workload that another region runs. gateways: of that region. ready: it serves there, so that its route may lead
     there and home replicas may go. wanted: it shall run there; False: notice was given, and home takes it back. model,
-    precision: as it was bid. returns: why it is to come home as soon as that can be shown to be as good; empty: it stays.
-    way_s: there and back, between the regions."""
+    precision: as it was bid. returns: why it is to come home, once that is shown to be as good; empty: it stays. way_s:
+    there and back, between the regions."""
 
     agreement: str
     region: str
@@ -155,11 +155,13 @@ class Delegated:
 @dataclass(frozen=True, slots=True)
 class Course:
     """A workload on its way between home and another region. share: of its requests that go there. home: it is wanted
-    here. leaves: the agreement is to be given up. stays: it is there to stay, until somebody moves it again."""
+    here. goes: there, not home. leaves: the agreement is to be given up. stays: there is no way back from there but
+    another move."""
 
     region: str
     share: float
     home: bool
+    goes: bool = False
     leaves: bool = False
     stays: bool = False
 
@@ -194,8 +196,8 @@ class World:
 
     delegated: own workloads that run elsewhere. Those that other regions have run here are among `intents`, of tenant
     `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet. moves,
-    blocked: as Inputs has them. courses: of workloads that go to another region, or come home. turned: why the last trade
-    of a workload came to nothing.
+    blocked: as Inputs has them. courses: of workloads that go to another region, or come home. turned: why the last
+    trade of a workload came to nothing.
     """
 
     region: RegionFacts

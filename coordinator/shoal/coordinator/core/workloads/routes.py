@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.placement.model import Move, Plan
@@ -13,6 +14,8 @@ from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.workload import WorkloadKey
 
+NOTHING_CROSSES: Final[Mapping[WorkloadKey, float]] = {}
+
 
 def tables(
     plan: Plan,
@@ -21,6 +24,7 @@ def tables(
     before: Mapping[str, Table],
     delegated: Mapping[WorkloadKey, Delegated],
     shares: Mapping[str, float],
+    abroad: Mapping[WorkloadKey, float] = NOTHING_CROSSES,
 ) -> Mapping[str, Table]:
     """One table for each workload of the plan, by `str(key)`: replicas observed READY, not draining, on ready nodes.
 
@@ -30,6 +34,8 @@ def tables(
     `delegated` count as replicas; this region's own gateways, which alone lead there, are judged as its nodes are.
     One that stands by is listed as such. shares: by assignment, of those that move: what each takes of one replica's
     requests; where that is none it is not listed. What takes no requests now but may have sessions is in `keeping`.
+    abroad: of a workload on its way from or to another region, what that one takes of all requests; listed where that
+    is none too, so that answers can be compared; all, where none is ready here.
     """
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     keeping = dict[WorkloadKey, list[Endpoint]]()
@@ -55,8 +61,9 @@ def tables(
         old = before.get(name)
         home = tuple(sorted(endpoints.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
         away = delegated.get(each.workload)
-        found = (*home, *_abroad(away)) if away is not None else home
-        through = _through(away.agreement, own, old) if away is not None else ()
+        found, through = home, tuple[Endpoint, ...]()
+        if away is not None:
+            found, through = _shared(home, _abroad(away), _through(away.agreement, own, old), abroad.get(each.workload))
         code, reason = (
             ("", "") if found else _pending(each.workload, each.refusal.code if each.refusal else None, desired)
         )
@@ -65,6 +72,20 @@ def tables(
         table = Table(old.generation if old is not None else 1, found, code, reason, through, stateful, kept)
         after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
     return after
+
+
+def _shared(
+    home: tuple[Endpoint, ...], away: tuple[Endpoint, ...], through: tuple[Endpoint, ...], share: float | None
+) -> tuple[tuple[Endpoint, ...], tuple[Endpoint, ...]]:
+    """A table's endpoints, and those of the nodes that go through this region's gateways. share: that the other region
+    takes; None: it counts as one replica for each of its gateways."""
+    ready = sum(endpoint.weight for endpoint in home if endpoint.state is EndpointState.READY)
+    if share is None or share >= 1.0 or not ready:
+        kept = tuple(each for each in home if share is None or each.state is EndpointState.STANDBY)
+        return (*kept, *away), through
+    kept = tuple(replace(endpoint, weight=endpoint.weight * (1.0 - share)) for endpoint in home)
+    led = tuple(replace(endpoint, weight=share * ready / len(through)) for endpoint in through if share > 0)
+    return (*kept, *(replace(endpoint, weight=share * ready / len(away)) for endpoint in away)), led
 
 
 def routes(

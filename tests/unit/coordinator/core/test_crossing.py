@@ -1,0 +1,180 @@
+"""Live moves of a whole workload to another region and home, as the region's steps make them."""
+
+from dataclasses import replace
+
+import pytest
+from unit.coordinator.core.region import DIGEST, Region, intent, node
+
+from shoal.coordinator.core.migration.crossing import courses_of
+from shoal.coordinator.core.migration.model import Aborted, Cause, Draining, Migration, Preparing, RollingBack, Shifting
+from shoal.coordinator.core.workloads.model import Course, Delegated
+from shoal.types.agreement import GatewayRef
+from shoal.types.assignment import Phase
+from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.route import Endpoint
+from shoal.types.units import Elapsed
+from shoal.types.workload import WorkloadKey
+
+KEY = WorkloadKey("shop", "ocr")
+AWAY = Delegated(
+    "g-1", "us-east", (GatewayRef("gx", "far:7001"), GatewayRef("gy", "far:7002")), ready=True, model=DIGEST,
+    precision="fp32",
+)  # fmt: skip
+
+
+@pytest.fixture
+def region() -> Region:
+    region = Region(node("gw", role=Role.GATEWAY), node("a"), node("b"))
+    region.intents = (intent(),)
+    region.run(10)
+    return region
+
+
+def the_one(region: Region) -> Migration:
+    (found,) = region.migrations.values()
+    return found
+
+
+def course(region: Region) -> Course | None:
+    return courses_of(region.migrations.values(), Elapsed(region.now)).get(KEY)
+
+
+def endpoints(region: Region, at: str) -> tuple[Endpoint, ...]:
+    return region.desired[at].routes[0].endpoints
+
+
+def shares(region: Region, at: str) -> tuple[float, float]:
+    """Of the requests at that node: what stays here, and what leaves."""
+    weights = [(each.node in ("gx", "gy", "gw"), each.weight) for each in endpoints(region, at)]
+    total = sum(weight for _, weight in weights)
+    return tuple(sum(weight for out, weight in weights if out is side) / total for side in (False, True))  # type: ignore[return-value]
+
+
+def until(region: Region, kind: type[object], steps: int = 60) -> None:
+    for _ in range(steps):
+        if isinstance(the_one(region).state, kind):
+            return
+        region.step()
+    raise AssertionError(f"never {kind.__name__}: {the_one(region)}")
+
+
+def outward(region: Region) -> Migration:
+    region.delegated = {KEY: replace(AWAY, ready=False)}
+    region.run(3)
+    return the_one(region)
+
+
+def test_out_it_is_compared_shifted_step_by_step_and_home_drains(region: Region) -> None:
+    begun = outward(region)
+    assert (begun.cause, begun.source.node, begun.target and begun.target.region) == (Cause.COST, "a", "us-east")
+    assert [each.node for each in endpoints(region, "gw")] == ["a"], "the other region is not ready"
+    region.delegated = {KEY: AWAY}
+    region.step()
+    assert shares(region, "gw") == (1.0, 0.0), "listed, so that it can be asked, and taking nothing"
+    asked = region.desired["a"].assignments[0].verification
+    assert asked is not None
+    assert (asked.agreement, asked.beside, asked.source_node) == ("g-1", True, "gw")
+    seen = list[tuple[float, float]]()
+    for _ in range(40):
+        region.step()
+        if region.desired["a"].assignments:
+            assert region.agents["a"].reports(region.now)[0].phase in (Phase.READY, Phase.DRAINING)
+        assert shares(region, "gw") == shares(region, "b"), "as at every front"
+        if shares(region, "gw") not in seen:
+            seen.append(shares(region, "gw"))
+    assert seen == [(1.0, 0.0), (0.75, 0.25), (0.0, 1.0)]
+    assert (the_one(region).stage, region.replicas()) == ("done", {})
+    assert the_one(region).verdict is not None
+    assert course(region) is None
+
+
+def test_what_answers_otherwise_there_takes_no_request_and_is_given_up(region: Region) -> None:
+    region.agents["a"].wrong = True
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    for _ in range(10):
+        region.step()
+        assert shares(region, "gw") == (1.0, 0.0)
+    assert isinstance(the_one(region).state, RollingBack)
+    assert course(region) == Course("us-east", 0.0, home=True, leaves=True)
+    region.delegated = {}
+    region.run(2)
+    state = the_one(region).state
+    assert isinstance(state, Aborted)
+    assert state.refusal.code is Code.VERIFY_FAILED
+    assert region.routed("b") == ["a"]
+    region.delegated = {KEY: replace(AWAY, agreement="g-2", ready=False)}
+    region.run(3)
+    assert len(region.migrations) == 1, "not again before its cooldown is over"
+
+
+@pytest.mark.parametrize("state", [Preparing, Shifting])
+def test_an_agreement_that_breaks_on_the_way_leaves_all_at_home(region: Region, state: type[object]) -> None:
+    outward(region)
+    if state is Shifting:
+        region.delegated = {KEY: AWAY}
+    until(region, state)
+    region.delegated = {}
+    region.run(3)
+    assert isinstance(the_one(region).state, Aborted)
+    assert region.routed("gw") == ["a"]
+
+
+@pytest.mark.parametrize("state", [Preparing, Shifting, Draining])
+def test_f05_a_coordinator_that_begins_anew_goes_on_where_it_was(region: Region, state: type[object]) -> None:
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, state)
+    region.restart()
+    region.step()
+    for name in region.agents:
+        region.reconnect(name)
+    region.run(20)
+    assert the_one(region).stage == "done"
+    assert shares(region, "b") == (0.0, 1.0)
+
+
+def at_the_other(region: Region) -> None:
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    region.run(25)
+    assert the_one(region).stage == "done"
+    region.migrations = {}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_home_again_by_itself_or_by_notice(region: Region, wanted: bool) -> None:
+    at_the_other(region)
+    region.delegated = {KEY: replace(AWAY, wanted=wanted, returns="home has a place for it again" if wanted else "")}
+    seen = list[tuple[float, float]]()
+    for _ in range(60):
+        region.step()
+        if shares(region, "gw") not in seen:
+            seen.append(shares(region, "gw"))
+        if (way := course(region)) is not None and way.leaves:
+            break
+    assert seen[:2] == [(0.0, 1.0), (0.25, 0.75)]
+    assert seen[-1] == (1.0, 0.0)
+    assert the_one(region).cause is (Cause.FAILBACK if wanted else Cause.NOTICE)
+    shown = the_one(region).verdict
+    assert shown is not None
+    assert shown.passed
+    region.delegated = {}
+    region.run(2)
+    assert the_one(region).stage == "done"
+    assert len(region.replicas()) == 1
+
+
+def test_home_that_answers_otherwise_leaves_it_where_it_is(region: Region) -> None:
+    at_the_other(region)
+    for agent in region.agents.values():
+        agent.wrong = True
+    region.delegated = {KEY: replace(AWAY, returns="home has a place for it again")}
+    for _ in range(60):
+        region.step()
+        assert shares(region, "gw") == (0.0, 1.0)
+    state = the_one(region).state
+    assert isinstance(state, Aborted)
+    assert state.refusal.code is Code.VERIFY_FAILED
+    assert region.replicas() == {}
