@@ -281,6 +281,8 @@ class Agent:
     content: Content = field(default_factory=Content)
     started: list[str] = field(default_factory=list)
     verified: dict[str, Verdict] = field(default_factory=dict)
+    compared: dict[str, float] = field(default_factory=dict)
+    """Since when, by migration, another region's answers are compared with one's own."""
 
     def reports(self, now: float) -> tuple[Observed, ...]:
         names = {each.id for each in self.content.assignments}
@@ -311,7 +313,8 @@ class Agent:
         asked = each.verification
         if asked is not None and asked.beside:
             held = self.verified.get(each.id)
-            if held is None or held.migration != asked.migration:
+            begun = self.compared.setdefault(asked.migration, now)
+            if now - begun >= self.verify_s and (held is None or held.migration != asked.migration):
                 code = Code.VERIFY_FAILED if self.wrong else None
                 held = Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)
                 self.verified[each.id] = held

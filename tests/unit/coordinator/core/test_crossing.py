@@ -25,7 +25,7 @@ AWAY = Delegated(
 
 @pytest.fixture
 def region() -> Region:
-    region = Region(node("gw", role=Role.GATEWAY), node("a"), node("b"))
+    region = Region(node("gw", role=Role.GATEWAY), node("a"), node("b"), flops={"gw": 1e9, "a": 4e11, "b": 2e11})
     region.intents = (intent(),)
     region.run(10)
     return region

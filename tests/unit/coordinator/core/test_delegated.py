@@ -57,10 +57,11 @@ def test_home_goes_only_when_the_other_region_has_been_in_the_routes_for_a_momen
     region.step()
     assert region.routed("gw") == ["a", "gw", "gx"]
     assert [draining for _, draining in region.replicas().values()] == [False]
-    region.run(5)
+    region.run(12)
     assert region.routed("gw") == ["gw", "gx"]
     assert region.routed("a") == ["gw"]
     assert region.replicas() == {}
+    assert [each.stage for each in region.migrations.values()] == ["done"]
 
 
 def test_after_notice_the_other_region_leaves_when_home_has_been_in_the_routes_for_a_moment(region: Region) -> None:

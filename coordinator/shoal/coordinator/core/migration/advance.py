@@ -22,6 +22,7 @@ from shoal.coordinator.core.migration.model import (
     Seen,
     Shifting,
     Sight,
+    Stage,
     Told,
 )
 from shoal.coordinator.core.migration.moves import blocked, forbids, moves_of, outlived
@@ -361,6 +362,8 @@ def _crossing(migration: Migration, fleet: Fleet, limits: Limits) -> Mapping[str
     here = migration.source if migration.leaves_home else migration.target
     if here is None or migration.target is None or not isinstance(migration.state, shown):
         return {}
+    if migration.leaves_home and migration.stage is not Stage.VERIFYING:
+        return {}  # there is nobody to ask yet
     asked = crossing.verification_of(_verification(migration, fleet, limits), migration, fleet)
     return {here.assignment: asked} if asked is not None else {}
 
