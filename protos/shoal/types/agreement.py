@@ -18,7 +18,7 @@ GUESTS: Final = "guests"
 """Tenant of what a region runs for others: the workload is called as its agreement. No document may name it."""
 
 
-def at_home(agreement: str) -> str:
+def home_side(agreement: str) -> str:
     """What a gateway counts requests under that it sent to its own region's replicas while the agreement's were beside
     them in the route: the same workload, seen from the same place."""
     return f"{agreement}/home"

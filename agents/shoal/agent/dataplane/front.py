@@ -31,7 +31,7 @@ from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
 from shoal.agent.dataplane.witness import Captures
 from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
-from shoal.types.agreement import GUESTS, at_home
+from shoal.types.agreement import GUESTS, home_side
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
@@ -183,7 +183,7 @@ class DataPlane:
         self._agreements = {
             route.workload: endpoint.agreement for route in routes for endpoint in route.endpoints if endpoint.region
         }
-        out = {name for agreement in self._agreements.values() for name in (agreement, at_home(agreement))}
+        out = {name for agreement in self._agreements.values() for name in (agreement, home_side(agreement))}
         self._meter.forget(out | {agreement for peer in peers for agreement in peer.agreements})
         named = {endpoint.assignment for route in routes for endpoint in route.endpoints} | self._known.keys()
         self._health = {
@@ -438,7 +438,7 @@ class DataPlane:
             if endpoint.region:
                 self._meter.crossed(endpoint.agreement, endpoint.region, outcome)
             elif flight.key in self._agreements:
-                self._meter.crossed(at_home(self._agreements[flight.key]), self._settings.region, outcome)
+                self._meter.crossed(home_side(self._agreements[flight.key]), self._settings.region, outcome)
         self._health[name] = routing.answered(self._health[name], seconds, before.outstanding)
         if len(answer) > MAX_MESSAGE:
             raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)

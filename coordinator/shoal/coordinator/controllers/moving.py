@@ -159,6 +159,11 @@ class MovingController:
 
     def _may_leave(self, key: WorkloadKey, region: str) -> None:
         intent = next(intent for intent in self._workloads.intents if intent.key == key)
+        if intent.session:
+            raise refuse(
+                Code.CONFLICT, f"{key} keeps state for its sessions", "a workload without",
+                "sessions move between nodes of a region only",
+            )  # fmt: skip
         if not may_delegate(intent.delegation, region):
             raise ShoalError(policy_forbids(intent.delegation, region))
 

@@ -768,12 +768,13 @@ def _delegated(
     """intent: as its documents say now, which may forbid what was agreed before: then nothing waits for its end."""
     wanted = trade.is_relied_on(state, now)
     returns = state.phase.returns if isinstance(state.phase, Active) else ""
+    ends = {each.deal.agreement: f"notice was given ({each.code})" for each in state.leaving}
 
     def told(deal: Deal, *, ready: bool) -> Delegated:
         way = Seconds(round(way_s.get(deal.region, 0.0), 3))  # every change of it is a step of the region
         return Delegated(
             deal.agreement, deal.region, deal.gateways, ready=ready, wanted=wanted, model=deal.offer.model,
-            precision=deal.offer.precision, returns=returns, way_s=way,
+            precision=deal.offer.precision, returns=ends.get(deal.agreement, returns), way_s=way,
         )  # fmt: skip
 
     serving = [deal for deal in trade.serving(state, now) if intent is None or _may_go(intent, deal.offer)]

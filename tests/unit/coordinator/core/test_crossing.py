@@ -146,7 +146,7 @@ def at_the_other(region: Region) -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_home_again_by_itself_or_by_notice(region: Region, wanted: bool) -> None:
     at_the_other(region)
-    region.delegated = {KEY: replace(AWAY, wanted=wanted, returns="home has a place for it again" if wanted else "")}
+    region.delegated = {KEY: replace(AWAY, wanted=wanted, returns="home has a place for it again")}
     seen = list[tuple[float, float]]()
     for _ in range(60):
         region.step()
@@ -178,3 +178,10 @@ def test_home_that_answers_otherwise_leaves_it_where_it_is(region: Region) -> No
     assert isinstance(state, Aborted)
     assert state.refusal.code is Code.VERIFY_FAILED
     assert region.replicas() == {}
+
+
+def test_a_region_that_is_only_silent_is_not_left(region: Region) -> None:
+    at_the_other(region)
+    region.delegated = {KEY: replace(AWAY, wanted=False)}
+    region.run(10)
+    assert region.migrations == {}

@@ -160,7 +160,7 @@ def _settled(
     """Moves of which it can be said now what they brought."""
     for name in sorted(migrations):
         each = migrations[name]
-        if each.came is not None or each.target is None or not is_settled(each, now):
+        if each.crosses or each.came is not None or each.target is None or not is_settled(each, now):
             continue
         state, intent = scope().inputs.fleet.nodes.get(each.target.node), intents.get(each.workload)
         observed = state.observed.get(each.target.assignment) if state is not None else None

@@ -5,7 +5,8 @@ placement and to the routes by its `Course`. What is compared, and what the guar
 region answers as it answers any client.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
@@ -26,7 +27,7 @@ from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.core.workloads.model import Content, Course, Decision, Delegated, World
 from shoal.coordinator.core.workloads.routes import gateways
-from shoal.types.agreement import GUESTS, ServiceReport, at_home
+from shoal.types.agreement import GUESTS, ServiceReport, home_side
 from shoal.types.assignment import Assignment, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import EnergySource
@@ -43,13 +44,15 @@ def courses_of(migrations: Iterable[Migration], now: Elapsed) -> Mapping[Workloa
     return {key: course for key, course in found.items() if course is not None}
 
 
-def begun(world: World, migrations: Iterable[Migration], decision: Decision, now: Elapsed) -> Iterator[Migration]:
+def begun(world: World, migrations: Collection[Migration], decision: Decision, now: Elapsed) -> Iterator[Migration]:
     """Moves that nobody asked for by name: a workload was given to another region while home serves it, or is to come
     home from one that serves it."""
     newest, intents = _newest(migrations), {intent.key: intent for intent in world.intents}
     for key, away in world.delegated.items():
         intent, last = intents.get(key), newest.get(key)
-        if intent is None or key.tenant == GUESTS or (last is not None and _stands_in_the_way(last, away, now)):
+        if intent is None or key.tenant == GUESTS or intent.session:
+            continue  # a session's state goes to no other region
+        if last is not None and _stands_in_the_way(last, away, now):
             continue
         there = str(key) in decision.memory.away
         source = next(_serving(key, decision.desired, world.fleet), None)
@@ -57,12 +60,12 @@ def begun(world: World, migrations: Iterable[Migration], decision: Decision, now
             if not there and source is not None:
                 node, one = source
                 place = Place(one.id, node, one.device, one.model, one.precision)
-                yield _move(away, intent, place, away.region, Cause.COST, "it is better elsewhere")
-        elif away.ready and away.model in {model.digest for model in intent.models}:
+                yield _move(away, intent, place, away.region, Cause.COST, "it is better elsewhere", len(migrations))
+        elif away.returns and away.ready and away.model in {model.digest for model in intent.models}:
             cause = Cause.FAILBACK if away.wanted else Cause.NOTICE
-            reason = away.returns or f"{away.region} or this region gave notice"
             if away.wanted or _placed(decision, key):
-                yield _move(away, intent, abroad(away), world.region.name, cause, reason)
+                home = world.region.name
+                yield _move(away, intent, abroad(away), home, cause, away.returns, len(migrations))
 
 
 def abroad(away: Delegated) -> Place:
@@ -107,7 +110,7 @@ def seen_from_gateways(observed: Observed, migration: Migration, fleet: Fleet) -
     """The replicas here, with the figures that compare with another region's: from the same gateways. As their own
     workers count where these have none."""
     away = migration.target if migration.leaves_home else migration.source
-    report = delivered(fleet, at_home(away.assignment)) if away is not None else None
+    report = delivered(fleet, home_side(away.assignment)) if away is not None else None
     if report is None or not report.requests:
         return observed
     return replace(observed, served=(_served(report, Seconds(0.0)),))
@@ -188,9 +191,12 @@ def _stands_in_the_way(last: Migration, away: Delegated, now: Elapsed) -> bool:
     return last.target is not None and last.target.assignment == away.agreement and away.wanted and not away.returns
 
 
-def _move(away: Delegated, intent: Intent, source: Place, to: str, cause: Cause, reason: str) -> Migration:
-    way = "out" if not source.region else "in"
-    name = f"m-{way}-{away.agreement.removeprefix('g-')}"
+def _move(
+    away: Delegated, intent: Intent, source: Place, to: str, cause: Cause, reason: str, known: int
+) -> Migration:  # fmt: skip
+    """known: how many there are, so that a second attempt is another one."""
+    named = "\0".join((away.agreement, to, str(known)))
+    name = f"m-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     return Migration(name, intent.key, cause, "", source, Aim(region=to), intent.migration, UNDECIDED, reason=reason)
 
 

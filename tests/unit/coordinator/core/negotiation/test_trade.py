@@ -103,6 +103,35 @@ def test_what_has_no_place_at_home_is_solicited_at_once() -> None:
     assert notes(stepped) == ["solicited"]
 
 
+def test_what_is_sent_to_one_region_asks_that_alone_and_home_is_no_rival() -> None:
+    sent = Wish(Need.MOVED, "asked", to="b")
+    stepped = told(Trade(KEY), sent, 0.0)
+    assert stepped.effects == (Solicit("t-1", 1, "asked", None, "b"),)
+    own = replace(terms(), own=(0.001, 0.0, 0.0))
+    awarded = told(stepped.trade, Answered("t-1", 1, (offer("a"), offer("b", 0.05)), own), 0.5)
+    assert isinstance(awarded.trade.phase, Awarding)
+    assert awarded.trade.phase.offer.region == "b"
+
+
+def test_what_was_moved_stays_until_it_is_moved_home() -> None:
+    state = held(active(), Wish(Need.MOVED, "asked", to="a", stays=True), 1, 80)
+    assert isinstance(state.phase, Active)
+    assert (state.phase.stays, state.phase.home_since) == (True, None)
+    left = told(state, Wish(Need.HOME, "asked"), 80.2)
+    assert notes(left) == ["noticed"]
+    assert [each.deal.region for each in left.trade.leaving] == ["a"]
+
+
+def test_what_is_to_come_home_live_stays_until_that_is_done() -> None:
+    state = held(active(), Wish(Need.CONTENT, "asked", live=True), 1, 70)
+    assert isinstance(state.phase, Active)
+    assert state.phase.returns
+    assert trade.is_relied_on(state, Elapsed(70.0))
+    short = told(state, SHORT, 70.2).trade
+    assert isinstance(short.phase, Active)
+    assert short.phase.returns == "", "home has no place any more"
+
+
 @pytest.mark.parametrize("need", [Need.NOTHING, Need.CONTENT])
 def test_what_may_not_move_is_not_solicited(need: Need) -> None:
     assert told(Trade(KEY), Wish(need, "asked"), 5.0).effects == ()
