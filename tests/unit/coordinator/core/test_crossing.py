@@ -1,8 +1,11 @@
 """Live moves of a whole workload to another region and home, as the region's steps make them."""
 
 from dataclasses import replace
+from typing import Literal, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from unit.coordinator.core.region import DIGEST, Region, intent, node
 
 from shoal.coordinator.core.migration.crossing import courses_of
@@ -185,3 +188,70 @@ def test_a_region_that_is_only_silent_is_not_left(region: Region) -> None:
     region.delegated = {KEY: replace(AWAY, wanted=False)}
     region.run(10)
     assert region.migrations == {}
+
+
+Fault = Literal["breaks", "notice", "silent", "restart", "source", "gateway", "nothing"]
+faults = st.lists(
+    st.tuples(st.integers(1, 12), st.sampled_from(get_args(Fault))), min_size=1, max_size=5
+)  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None)
+@given(faults, st.booleans())
+def test_law_whatever_happens_on_the_way_someone_serves_and_it_ends(
+    story: list[tuple[int, Fault]], back: bool
+) -> None:  # fmt: skip
+    """The region's own invariants are looked at after each step. The source that is hurt comes back; an agreement that
+    broke does not."""
+    region = Region(node("gw", role=Role.GATEWAY), node("a"), node("b"), flops={"gw": 1e9, "a": 4e11, "b": 2e11})
+    region.intents = (intent(),)
+    region.run(10)
+    if back:
+        at_the_other(region)
+        region.delegated = {KEY: replace(AWAY, returns="home has a place for it again")}
+    else:
+        outward(region)
+        region.delegated = {KEY: AWAY}
+    hurt = set[str]()
+
+    def step() -> None:
+        region.step()
+        moves = [each for each in region.migrations.values() if not each.is_over]
+        assert len(moves) <= 1
+        away = region.delegated.get(KEY)
+        way = course(region)
+        if away is not None and way is not None and way.leaves and away.wanted:
+            region.delegated = {}  # as the trade does, sooner or later
+        if not hurt and KEY in region.delegated:
+            assert any(each.weight > 0 for each in endpoints(region, "gw"))
+
+    for pause, fault in story:
+        for _ in range(pause):
+            step()
+        match fault:
+            case "breaks":
+                region.delegated = {}
+                hurt.add(fault)
+            case "notice" if KEY in region.delegated:
+                region.delegated = {KEY: replace(region.delegated[KEY], wanted=False, returns="notice was given")}
+            case "silent" if KEY in region.delegated:
+                region.delegated = {KEY: replace(region.delegated[KEY], wanted=False)}
+            case "restart":
+                region.restart()
+                for name in region.agents:
+                    region.reconnect(name)
+            case "source" | "gateway":
+                agent = region.agents["a" if fault == "source" else "gw"]
+                agent.heard = not agent.heard
+                hurt.add(fault)
+    for agent in region.agents.values():
+        agent.heard = True
+    for _ in range(200):
+        region.step(1.0)
+        if all(each.is_over for each in region.migrations.values()):
+            break
+        if KEY in region.delegated and (way := course(region)) is not None and way.leaves:
+            region.delegated = {}
+    assert [each.id for each in region.migrations.values() if not each.is_over] == []
+    region.run(10, tick=1.0)
+    assert [each for each in endpoints(region, "b") if each.weight > 0]
