@@ -12,6 +12,7 @@ from dataclasses import replace
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration.model import (
     Aborted,
+    Alone,
     Cause,
     Done,
     Draining,
@@ -19,6 +20,7 @@ from shoal.coordinator.core.migration.model import (
     Place,
     Planned,
     Preparing,
+    Returning,
     RollingBack,
     Shifting,
     Sight,
@@ -177,7 +179,7 @@ def _course(migration: Migration, now: Elapsed) -> Course | None:
         case Aborted(at=at):
             late = not out or now >= at + migration.rule.cooldown_s
             return None if late else Course(region, 0.0, home=True, leaves=True)
-        case Done():
+        case Done() | Alone() | Returning():  # the latter two are of moves with a gap, which none of these has
             return None
 
 
