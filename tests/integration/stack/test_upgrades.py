@@ -176,6 +176,7 @@ def test_twenty_targets_that_are_wrong_on_purpose_are_refused_as_whole_moves(ste
     print(verdict)
 
 
+@pytest.mark.long
 def test_an_upgrade_and_the_way_back_lose_nothing(steady: Stack) -> None:
     """By the command line: a new version takes over by a move, and a rollback is one too, with its plan shown first."""
     stack = steady
