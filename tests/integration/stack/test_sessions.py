@@ -116,7 +116,7 @@ def unmoved(speaker: int, steps: int) -> list[float]:
     state, said, frames = np.zeros((2, 1, 128), np.float32), [], speech.frames(speaker)
     for step in range(steps):
         feeds = {"input": frames[step % len(frames)][None], "state": state}
-        probability, state = session.run(None, feeds)
+        probability, state = (np.asarray(each) for each in session.run(None, feeds))
         said.append(float(probability[0, 0]))
     return said
 

@@ -101,6 +101,7 @@ def test_only_what_was_offered_is_committed_and_twice_is_as_once() -> None:
     waiting = Offered("a-2", "m-1", standing(), Elapsed(NOW + 1))
     owned = sequences.committed(waiting, "r", 2, NOW)
     assert owned == Owned("a-2", standing(), NOW)
+    assert isinstance(owned, Owned)
     assert sequences.committed(owned, "r", 2, NOW) is owned
     for entry in (None, Left("r", 2, THERE, NOW), Offered("a-2", "m-1", standing(hands=3), NOW)):
         assert isinstance(sequences.committed(entry, "r", 2, NOW), Refusal)
