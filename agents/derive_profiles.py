@@ -88,8 +88,8 @@ RESTS = {
         260.0,
         "idle: as a share of work, of g4dn.xlarge (NVIDIA T4), 16.4 of 104.0 W, ccf_aws_instance_power.csv.gz "
         "(cloud-carbon-footprint/ccf-coefficients b0032d9); servers at large idle at 60 % and more (Gandhi et al., "
-        "AutoScale, ACM TOCS 30:4, 2012), so this spares little; waking: 260 s is assumed, for a server's start; asleep: 20 W "
-        "is assumed, for what stays on in a server that is off",
+        "AutoScale, ACM TOCS 30:4, 2012), so this spares little; waking: 260 s is assumed, for a server's "
+        "start; asleep: 20 W is assumed, for what stays on in a server that is off",
     )
 }
 """Profiles that can be put to sleep: whole servers. Of the others nobody says what they draw at rest."""
