@@ -4,7 +4,7 @@ What is over is kept for `shoal get migrations`, the newest first; and as long a
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -81,16 +81,7 @@ class Migrations:
     @property
     def underway(self) -> tuple[Underway, ...]:
         """As the invariants look at them."""
-        return tuple(
-            Underway(
-                each.id,
-                each.stage,
-                (each.source.assignment, *((each.target.assignment,) if each.target is not None else ())),
-                each.state.until,
-            )
-            for each in self.live
-            if not isinstance(each.state, Done | Aborted)
-        )
+        return underway(self.live)
 
     def written(self, changed: Mapping[str, Migration], now: Elapsed) -> Written:
         """For the transaction. Only what is committed is adopted."""
@@ -113,6 +104,21 @@ class Migrations:
 def verdict_digest(verdict: Verdict) -> str:
     """SHA-256 of a verdict as it is stored with its migration, in hexadecimal."""
     return hashlib.sha256(records.dump(verdict)).hexdigest()
+
+
+def underway(migrations: Iterable[Migration]) -> tuple[Underway, ...]:
+    """Those that are not over, as the invariants look at them."""
+    return tuple(
+        Underway(
+            each.id,
+            each.stage,
+            (each.source.assignment, *((each.target.assignment,) if each.target is not None else ())),
+            each.state.until,
+            each.workload if each.leaves_home and isinstance(each.state, Draining) else None,
+        )
+        for each in migrations
+        if not isinstance(each.state, Done | Aborted)
+    )
 
 
 def _began(migration: Migration) -> tuple[float, str]:

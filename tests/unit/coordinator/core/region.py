@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shoal.coordinator.controllers.migrations import underway
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.judge import judge
 from shoal.coordinator.core.fleet.state import Fleet, Timing
@@ -399,6 +400,7 @@ class Region:
             Snapshot(
                 self.fleet, self.intents, self.desired, self.memory, decision.waits, now, wall,
                 frozenset(each.workload for each in decision.plan.workloads if each.refusal is None),
+                moves=underway(self.migrations.values()),
             )
         )  # fmt: skip
         assert violations == ()

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from unit.coordinator.core.region import DIGEST, Region, intent, node
 
@@ -198,6 +198,7 @@ faults = st.lists(
 
 @settings(max_examples=8, deadline=None)
 @given(faults, st.booleans())
+@example([(1, "restart"), (1, "restart"), (10, "breaks")], False)  # the agreement is lost while home drains
 def test_law_whatever_happens_on_the_way_someone_serves_and_it_ends(
     story: list[tuple[int, Fault]], back: bool
 ) -> None:  # fmt: skip

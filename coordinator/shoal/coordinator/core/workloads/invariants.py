@@ -36,12 +36,14 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """A live move that is not over. replicas: those that it binds. until: then it leaves the stage that it is in."""
+    """A live move that is not over. replicas: those that it binds. until: then it leaves the stage that it is in.
+    leaves: the workload whose replicas here all drain, since another region has served; it may be lost meanwhile."""
 
     name: str
     stage: str
     replicas: tuple[str, ...]
     until: Elapsed
+    leaves: WorkloadKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,7 @@ def _not_blind(snapshot: Snapshot) -> Iterator[Violation]:
     draining = dict[WorkloadKey, str]()
     standing = set[WorkloadKey]()
     away = snapshot.memory.away
+    relieved = {move.leaves for move in snapshot.moves}
     for content in snapshot.desired.values():
         for assignment in content.assignments:
             mark = snapshot.memory.marks.get(assignment.id)
@@ -266,7 +269,7 @@ def _not_blind(snapshot: Snapshot) -> Iterator[Violation]:
             elif mark is not None and mark.stage is Stage.SERVING:
                 standing.add(assignment.workload)
     for key, name in draining.items():
-        if key in wanted and key not in standing and str(key) not in away:
+        if key in wanted and key not in standing | relieved and str(key) not in away:
             yield Violation("I10", str(key), f"{name} drains and no other replica has ever served")
 
 
