@@ -56,6 +56,7 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/Get": READERS,
     "Operator/Delete": WRITERS,
     "Operator/Explain": READERS,
+    "Operator/History": READERS,
     "Operator/CanMove": READERS,
     "Operator/Migrate": WRITERS,
     "Operator/CancelMigration": WRITERS,
