@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import nouns_pb2 as shoal_dot_v1_dot_nouns__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shoal/v1/sessions.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\"K\n\x0bStateTensor\x12\r\n\x05input\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\"\xf5\x01\n\x0cSessionOffer\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\'\n\x08workload\x18\x03 \x01(\x0b\x32\x15.shoal.v1.WorkloadKey\x12\x10\n\x08sequence\x18\x04 \x01(\t\x12\x0b\n\x03run\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12$\n\x05state\x18\x07 \x03(\x0b\x32\x15.shoal.v1.StateTensor\x12\r\n\x05token\x18\x08 \x01(\t\x12\r\n\x05\x61sked\x18\t \x01(\x0c\x12\x0e\n\x06\x61nswer\x18\n \x01(\x0c\x12\r\n\x05\x65nded\x18\x0b \x01(\x08\x12\r\n\x05hands\x18\x0c \x01(\x03\"\x1e\n\x0eSessionOffered\x12\x0c\n\x04kept\x18\x01 \x01(\x08\"\x85\x01\n\rSessionCommit\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\'\n\x08workload\x18\x03 \x01(\x0b\x32\x15.shoal.v1.WorkloadKey\x12\x10\n\x08sequence\x18\x04 \x01(\t\x12\x0b\n\x03run\x18\x05 \x01(\t\x12\r\n\x05hands\x18\x06 \x01(\x03\"\x12\n\x10SessionCommitted2\x84\x01\n\x08Sessions\x12\x39\n\x05Offer\x12\x16.shoal.v1.SessionOffer\x1a\x18.shoal.v1.SessionOffered\x12=\n\x06\x43ommit\x12\x17.shoal.v1.SessionCommit\x1a\x1a.shoal.v1.SessionCommittedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17shoal/v1/sessions.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\"K\n\x0bStateTensor\x12\r\n\x05input\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\"\x85\x02\n\x0cSessionOffer\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\'\n\x08workload\x18\x03 \x01(\x0b\x32\x15.shoal.v1.WorkloadKey\x12\x10\n\x08sequence\x18\x04 \x01(\t\x12\x0b\n\x03run\x18\x05 \x01(\t\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12$\n\x05state\x18\x07 \x03(\x0b\x32\x15.shoal.v1.StateTensor\x12\r\n\x05token\x18\x08 \x01(\t\x12\r\n\x05\x61sked\x18\t \x01(\x0c\x12\x0e\n\x06\x61nswer\x18\n \x01(\x0c\x12\r\n\x05\x65nded\x18\x0b \x01(\x08\x12\r\n\x05hands\x18\x0c \x01(\x03\x12\x0e\n\x06idle_s\x18\r \x01(\x01\"\x1e\n\x0eSessionOffered\x12\x0c\n\x04kept\x18\x01 \x01(\x08\"\x85\x01\n\rSessionCommit\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\'\n\x08workload\x18\x03 \x01(\x0b\x32\x15.shoal.v1.WorkloadKey\x12\x10\n\x08sequence\x18\x04 \x01(\t\x12\x0b\n\x03run\x18\x05 \x01(\t\x12\r\n\x05hands\x18\x06 \x01(\x03\"\x12\n\x10SessionCommitted2\x84\x01\n\x08Sessions\x12\x39\n\x05Offer\x12\x16.shoal.v1.SessionOffer\x1a\x18.shoal.v1.SessionOffered\x12=\n\x06\x43ommit\x12\x17.shoal.v1.SessionCommit\x1a\x1a.shoal.v1.SessionCommittedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATETENSOR']._serialized_start=59
   _globals['_STATETENSOR']._serialized_end=134
   _globals['_SESSIONOFFER']._serialized_start=137
-  _globals['_SESSIONOFFER']._serialized_end=382
-  _globals['_SESSIONOFFERED']._serialized_start=384
-  _globals['_SESSIONOFFERED']._serialized_end=414
-  _globals['_SESSIONCOMMIT']._serialized_start=417
-  _globals['_SESSIONCOMMIT']._serialized_end=550
-  _globals['_SESSIONCOMMITTED']._serialized_start=552
-  _globals['_SESSIONCOMMITTED']._serialized_end=570
-  _globals['_SESSIONS']._serialized_start=573
-  _globals['_SESSIONS']._serialized_end=705
+  _globals['_SESSIONOFFER']._serialized_end=398
+  _globals['_SESSIONOFFERED']._serialized_start=400
+  _globals['_SESSIONOFFERED']._serialized_end=430
+  _globals['_SESSIONCOMMIT']._serialized_start=433
+  _globals['_SESSIONCOMMIT']._serialized_end=566
+  _globals['_SESSIONCOMMITTED']._serialized_start=568
+  _globals['_SESSIONCOMMITTED']._serialized_end=586
+  _globals['_SESSIONS']._serialized_start=589
+  _globals['_SESSIONS']._serialized_end=721
 # @@protoc_insertion_point(module_scope)

@@ -56,7 +56,7 @@ Global___StateTensor: _TypeAlias = StateTensor  # noqa: Y015
 class SessionOffer(_message.Message):
     """migration: under which it goes. to: the replica that shall have it. sequence: as its client calls it. run: of all
     sessions of that name, this one. hands: how often it was handed over, this time included. step: how many it has had. token, asked, answer: of the last step, so that one that
-    is asked again is answered and not run again; asked: SHA-256 of its request.
+    is asked again is answered and not run again; asked: SHA-256 of its request. idle_s: since that step.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -73,6 +73,7 @@ class SessionOffer(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     HANDS_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     to: _builtins.str
     sequence: _builtins.str
@@ -83,6 +84,7 @@ class SessionOffer(_message.Message):
     answer: _builtins.bytes
     ended: _builtins.bool
     hands: _builtins.int
+    idle_s: _builtins.float
     @_builtins.property
     def workload(self) -> _nouns_pb2.WorkloadKey: ...
     @_builtins.property
@@ -102,10 +104,11 @@ class SessionOffer(_message.Message):
         answer: _builtins.bytes = ...,
         ended: _builtins.bool = ...,
         hands: _builtins.int = ...,
+        idle_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "asked", b"asked", "ended", b"ended", "hands", b"hands", "migration", b"migration", "run", b"run", "sequence", b"sequence", "state", b"state", "step", b"step", "to", b"to", "token", b"token", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "asked", b"asked", "ended", b"ended", "hands", b"hands", "idle_s", b"idle_s", "migration", b"migration", "run", b"run", "sequence", b"sequence", "state", b"state", "step", b"step", "to", b"to", "token", b"token", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Handover
+from shoal.types.migration import Giver, Handover
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
@@ -79,12 +79,14 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Another front has let go of it, or is about to: it is not run before that is certain."""
+    """Another front has let go of it, or is about to: it is not run before that is certain. giver: under which move, and
+    the node that was named for it: it may let go also when the move has turned since. used_at: its last step."""
 
     assignment: str
-    migration: str
+    giver: Giver
     standing: Standing
     until: Elapsed
+    used_at: Elapsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,10 @@ def judge(entry: Entry | None, step: Step) -> Run | Replay | Go | Wait | Refusal
     match entry:
         case Owned(standing=standing):
             return _judge(standing, step)
-        case Offered():
+        case Offered(standing=standing) if not step.start or _is_last(step, standing):
             return Wait()
+        case Offered():
+            return _begin(step)  # whoever begins it anew has no use for that one
         case Left(to=to):
             return Go(to)
         case None if step.start:
@@ -142,8 +146,7 @@ def judge(entry: Entry | None, step: Step) -> Run | Replay | Go | Wait | Refusal
 
 
 def _judge(standing: Standing, step: Step) -> Run | Replay | Refusal:
-    repeated = step.number == standing.step and step.asked == standing.asked
-    if step.token == standing.token or repeated:
+    if _is_last(step, standing):
         return Replay(standing.answer)
     if step.start:
         return _begin(step)
@@ -157,6 +160,11 @@ def _judge(standing: Standing, step: Step) -> Run | Replay | Refusal:
             "send steps in order; leave `sequence_step` out if you do not count them",
         )
     return Run(standing.state, standing.step + 1, standing.run, standing.hands)
+
+
+def _is_last(step: Step, standing: Standing) -> bool:
+    """Whether it is asked for again."""
+    return step.token == standing.token or (step.number == standing.step and step.asked == standing.asked)
 
 
 def _begin(step: Step) -> Run | Refusal:
@@ -193,7 +201,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """Another session of that name was begun here since: the one that is offered is of no use any more."""
+    """Another session of that name is here that was used since: the one that is offered is of no use any more."""
 
 
 def handed(standing: Standing) -> Standing:
@@ -202,14 +210,23 @@ def handed(standing: Standing) -> Standing:
 
 
 def offered(
-    entry: Entry | None, standing: Standing, assignment: str, migration: str, now: Elapsed
+    entry: Entry | None,
+    standing: Standing,
+    assignment: str,
+    giver: Giver,
+    now: Elapsed,
+    idle_s: Seconds = Seconds(0.0),
+    *,
+    busy: bool = False,
 ) -> Taken | Newer | Refusal:
     """entry: what the receiver knows. An offer that comes late, by a handover that it has seen the session leave after,
-    or of a step before one that it knows, changes nothing."""
-    fresh = Taken(Offered(assignment, migration, standing, Elapsed(now + OFFERED_S)))
+    or of a step before one that it knows, changes nothing. Of two sessions of one name that whose client was heard last
+    stays. idle_s: since the last step of what is offered. busy: a step of the one here runs now."""
+    used_at = Elapsed(now - idle_s)
+    fresh = Taken(Offered(assignment, giver, standing, Elapsed(now + OFFERED_S), used_at))
     match entry:
-        case Owned(standing=held) if held.run != standing.run:
-            return Newer()
+        case Owned(standing=held, used_at=here_at) if held.run != standing.run:
+            return fresh if not busy and (held.ended or here_at < used_at) else Newer()
         case Owned(standing=held) if (held.hands, held.step) == (standing.hands, standing.step):
             return Taken(entry)
         case Owned(standing=held):
@@ -231,11 +248,11 @@ def _stale(standing: Standing, hands: int) -> Refusal:
     return Refusal(Code.MESSAGE_REPLAYED, found, f"a later one than handover {hands}")
 
 
-def committed(entry: Entry | None, run: str, hands: int, now: Elapsed) -> Owned | Refusal:
+def committed(entry: Entry | None, run: str, hands: int) -> Owned | Refusal:
     """Its giver has let go of it by that handover."""
     match entry:
         case Offered(assignment=assignment, standing=held) if (held.run, held.hands) == (run, hands):
-            return Owned(assignment, held, now)
+            return Owned(assignment, held, entry.used_at)
         case Owned(standing=held) if (held.run, held.hands) == (run, hands):
             return entry
         case _:

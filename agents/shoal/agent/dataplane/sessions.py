@@ -35,6 +35,7 @@ from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import sessions_pb2
 from shoal.wire import nouns
+from shoal.wire.identity import Identity
 
 CUT_S: Final = Seconds(3.0)
 """For so long a session waits at most while it is offered to another front."""
@@ -91,6 +92,8 @@ class Sessions:
         self._metadata: dict[str, oip.ModelMetadataResponse] = {}
         self._leased_until = Elapsed(float("-inf"))
         self._giving: dict[str, asyncio.Task[None]] = {}
+        self._uncommitted: Counter[str] = Counter()
+        """Sessions that a replica here let go of, and whose receiver has not heard so yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.counted: Counter[str] = Counter()
         """Sessions that were begun, ended, lost, given away, taken over; steps that were run, replayed, answered again;
@@ -189,7 +192,9 @@ class Sessions:
         answer = await self._run_once_more(name, tensors.with_state(request, state, keeper.session), until, run)
         shown, after = tensors.without_state(answer, keeper.session)
         self._check_lease()
-        if name not in self._keepers or self._entries.get(key) is not known:
+        now_known = self._entries.get(key)
+        overtaken = ready.state is None and isinstance(now_known, Offered | Owned)  # of the session before this one
+        if name not in self._keepers or not (now_known is known or overtaken):
             raise ShoalError(sequences.lost("its replica was taken away while it ran"))
         self.counted["run"] += 1
         self.counted["begun"] += ready.state is None
@@ -279,7 +284,13 @@ class Sessions:
                     self._lose(key, "the node's lease ended")
 
     def _count(self, assignment: str) -> int:
-        return sum(_is_at(entry, assignment) for entry in self._entries.values())
+        """Those on their way count at either end: who takes a replica away that is to have one, or to tell of one, has
+        lost it."""
+        here = sum(
+            _is_at(entry, assignment) or (isinstance(entry, Offered) and entry.assignment == assignment)
+            for entry in self._entries.values()
+        )
+        return here + self._uncommitted[assignment]
 
     def _put(self, key: Key, entry: Entry) -> None:
         self._bytes += _size(entry) - _size(self._entries.get(key))
@@ -335,18 +346,20 @@ class Sessions:
                 self.counted["given"] += 1
                 return True
             try:
-                kept = await self._offer(key, sequences.handed(entry.standing), to)
+                idle_s = Seconds(self._clock.now() - entry.used_at)
+                kept = await self._offer(key, sequences.handed(entry.standing), to, idle_s)
             except ShoalError as error:
                 self.counted["not_given"] += 1
                 _log.warning("session_not_given", sequence=key.sequence, to=to.node, refusal=str(error.refusal))
                 return False
             self._put(key, sequences.let_go(entry, to, self._clock.now()))
             self.counted["given"] += 1
-        if kept:
-            self._beside(self._commit(key, sequences.handed(entry.standing), to))
+            if kept:
+                self._uncommitted[name] += 1
+                self._beside(self._commit(key, sequences.handed(entry.standing), to, name))
         return True
 
-    async def _offer(self, key: Key, standing: Standing, to: Handover) -> bool:
+    async def _offer(self, key: Key, standing: Standing, to: Handover, idle_s: Seconds) -> bool:
         offer = sessions_pb2.SessionOffer(
             migration=to.migration,
             to=to.assignment,
@@ -363,12 +376,20 @@ class Sessions:
             answer=standing.answer,
             ended=standing.ended,
             hands=standing.hands,
+            idle_s=idle_s,
         )
         reply = await self._peers.hand_over(_endpoint(to), "Offer", offer.SerializeToString(), CUT_S)
         return sessions_pb2.SessionOffered.FromString(reply).kept
 
-    async def _commit(self, key: Key, standing: Standing, to: Handover) -> None:
-        """Until the receiver has heard it: it runs nothing before, and nobody else ever will."""
+    async def _commit(self, key: Key, standing: Standing, to: Handover, of: str) -> None:
+        """Until the receiver has heard it: it runs nothing before, and nobody else ever will. of: the replica that it
+        was at."""
+        try:
+            await self._tell_commit(key, standing, to)
+        finally:
+            self._uncommitted[of] -= 1
+
+    async def _tell_commit(self, key: Key, standing: Standing, to: Handover) -> None:
         commit = sessions_pb2.SessionCommit(
             migration=to.migration,
             to=to.assignment,
@@ -393,12 +414,14 @@ class Sessions:
 
     def admit(self, call: Call) -> None:
         """Returns if this caller may hand anything over at all: an agent of this region. Raises ShoalError."""
-        agent_of(call, self._region, self._revoked, self._dates_at())
+        self._agent(call)
 
     async def offered(self, call: Call, message: bytes) -> bytes:
         """A SessionOffer to a SessionOffered, both serialized. Raises ShoalError."""
         offer = _parse(sessions_pb2.SessionOffer, message)
-        key = self._named(call, offer.migration, offer.to, nouns.from_wire(WorkloadKey, offer.workload), offer.sequence)
+        giver = Giver(offer.migration, self._agent(call).name)
+        key = Key(nouns.from_wire(WorkloadKey, offer.workload), offer.sequence)
+        self._check_named(giver, key, offer.to)
         state: State = {
             each.input: Tensor(each.dtype, tuple(each.shape), each.content) for each in offer.state
         }  # fmt: skip
@@ -408,7 +431,15 @@ class Sessions:
             offer.run, offer.step, state, offer.token, offer.asked, offer.answer, offer.ended, offer.hands
         )
         self._check_lease()
-        taken = sequences.offered(self._entries.get(key), standing, offer.to, offer.migration, self._clock.now())
+        taken = sequences.offered(
+            self._entries.get(key),
+            standing,
+            offer.to,
+            giver,
+            self._clock.now(),
+            Seconds(max(0.0, offer.idle_s)),
+            busy=key in self._turns,
+        )
         match taken:
             case Refusal():
                 raise ShoalError(taken)
@@ -419,12 +450,17 @@ class Sessions:
                 return sessions_pb2.SessionOffered(kept=True).SerializeToString()
 
     async def committed(self, call: Call, message: bytes) -> bytes:
-        """A SessionCommit to a SessionCommitted, both serialized. Raises ShoalError."""
+        """A SessionCommit to a SessionCommitted, both serialized. Raises ShoalError.
+
+        Who was named when it offered the session may let go of it: the move may have turned since, or be over."""
         commit = _parse(sessions_pb2.SessionCommit, message)
-        workload = nouns.from_wire(WorkloadKey, commit.workload)
-        key = self._named(call, commit.migration, commit.to, workload, commit.sequence)
+        giver = Giver(commit.migration, self._agent(call).name)
+        key = Key(nouns.from_wire(WorkloadKey, commit.workload), commit.sequence)
         before = self._entries.get(key)
-        after = sequences.committed(before, commit.run, commit.hands, self._clock.now())
+        after = sequences.committed(before, commit.run, commit.hands)
+        taken = isinstance(before, Owned) and after is before  # it was told before: nothing comes of it
+        if not (taken or (isinstance(before, Offered) and before.giver == giver)):
+            self._check_named(giver, key, commit.to)
         if isinstance(after, Refusal):
             raise ShoalError(after)
         if after is not before:
@@ -433,18 +469,19 @@ class Sessions:
             self._tell()
         return sessions_pb2.SessionCommitted().SerializeToString()
 
-    def _named(self, call: Call, migration: str, to: str, workload: WorkloadKey, sequence: str) -> Key:
+    def _agent(self, call: Call) -> Identity:
+        return agent_of(call, self._region, self._revoked, self._dates_at())
+
+    def _check_named(self, giver: Giver, key: Key, to: str) -> None:
         """Raises ShoalError(ROLE_DENIED) also where there is no such replica: who may not ask learns nothing."""
-        identity = agent_of(call, self._region, self._revoked, self._dates_at())
         keeper = self._keepers.get(to)
-        if keeper is None or keeper.workload != workload or Giver(migration, identity.name) not in keeper.givers:
+        if keeper is None or keeper.workload != key.workload or giver not in keeper.givers:
             raise refuse(
                 Code.ROLE_DENIED,
-                f"{identity.uri}, which no move to {to!r:.80} names",
+                f"agent {giver.node}, which no move to {to!r:.80} names",
                 "a giver that the region named to this node",
                 "it is tried again: this node may not have been told yet",
             )
-        return Key(workload, sequence)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -26,12 +26,13 @@ from shoal.agent.core.sequences import (
 )
 from shoal.simulator.chance import Chance
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import Handover
-from shoal.types.units import Elapsed
+from shoal.types.migration import Giver, Handover
+from shoal.types.units import Elapsed, Seconds
 from shoal.types.workload import WorkloadKey
 
 KEY = Key(WorkloadKey("default", "vad"), "7")
 NOW = Elapsed(100.0)
+GIVER = Giver("m-1", "edge-1")
 THERE = Handover("m-1", "a-new", "edge-2", "10.0.0.2:1")
 
 
@@ -68,7 +69,7 @@ def test_a_session_that_is_not_here_is_lost_elsewhere_or_on_its_way() -> None:
     assert ended.code is Code.SESSION_LOST
     assert judge(Owned("a-1", standing(ended=True), NOW), asked("t3")) == Replay(b"answer 3")
     assert judge(Left("r", 3, THERE, NOW), asked()) == Go(THERE)
-    assert judge(Offered("a-1", "m-1", standing(), NOW), asked()) == Wait()
+    assert judge(Offered("a-1", GIVER, standing(), NOW, NOW), asked()) == Wait()
 
 
 @pytest.mark.parametrize(
@@ -78,33 +79,54 @@ def test_a_session_that_is_not_here_is_lost_elsewhere_or_on_its_way() -> None:
         (Left("r", 1, THERE, NOW), True),
         (Left("r", 2, THERE, NOW), False),
         (Left("other", 9, THERE, NOW), True),
-        (Offered("a-1", "m-0", standing(2), NOW), True),
-        (Offered("a-1", "m-0", standing(4), NOW), False),
-        (Offered("a-1", "m-0", standing(2, hands=3), NOW), False),
+        (Offered("a-1", GIVER, standing(2), NOW, NOW), True),
+        (Offered("a-1", GIVER, standing(4), NOW, NOW), False),
+        (Offered("a-1", GIVER, standing(2, hands=3), NOW, NOW), False),
         (Owned("a-1", standing(3), NOW), True),
         (Owned("a-1", standing(4), NOW), False),
         (Owned("a-1", standing(4, hands=3), NOW), False),
     ],
 )
 def test_an_offer_of_an_earlier_step_changes_nothing(entry: Entry | None, taken: bool) -> None:
-    after = sequences.offered(entry, standing(3), "a-2", "m-1", NOW)
+    after = sequences.offered(entry, standing(3), "a-2", GIVER, NOW)
     assert isinstance(after, Taken) is taken
     if isinstance(entry, Owned) and isinstance(after, Taken):
         assert after.entry is entry  # it was committed already
 
 
-def test_a_session_that_was_begun_anew_where_it_is_offered_stays() -> None:
-    assert sequences.offered(Owned("a-2", standing(1, "new"), NOW), standing(3), "a-2", "m-1", NOW) == Newer()
+def test_of_two_sessions_of_one_name_that_which_was_used_last_stays() -> None:
+    def offered(held: Standing, idle_s: float, *, busy: bool = False) -> object:
+        entry = Owned("a-2", held, Elapsed(NOW - 5))
+        return sequences.offered(entry, standing(3), "a-2", GIVER, NOW, Seconds(idle_s), busy=busy)
+
+    newer = Taken(Offered("a-2", GIVER, standing(3), Elapsed(NOW + sequences.OFFERED_S), Elapsed(NOW - 1)))
+    assert offered(standing(1, "new"), 6) == Newer()
+    assert offered(standing(1, "old"), 1) == newer
+    assert offered(standing(1, "old"), 1, busy=True) == Newer()
+    ended = offered(standing(9, "old", ended=True), 60)
+    assert isinstance(ended, Taken)
+    owned = sequences.committed(ended.entry, "r", 2)
+    assert isinstance(owned, Owned)
+    assert owned.used_at == NOW - 60  # a handover is no step: it is forgotten when it would have been
+
+
+def test_a_session_begins_anew_where_the_one_before_is_offered() -> None:
+    waiting = Offered("a-1", GIVER, standing(1), NOW, NOW)
+    assert judge(waiting, asked("new", start=True)) == Run(None, 1, "new")
+    assert judge(waiting, asked("t1", start=True)) == Wait()  # its own first step, again
+    assert judge(waiting, asked("new", start=True, number=1, digest=b"asked")) == Wait()
+    begun = sequences.ran(Run(None, 1, "new"), asked("new", start=True), "a-1", {}, b"", NOW)
+    assert isinstance(sequences.committed(begun, "r", 2), Refusal)
 
 
 def test_only_what_was_offered_is_committed_and_twice_is_as_once() -> None:
-    waiting = Offered("a-2", "m-1", standing(), Elapsed(NOW + 1))
-    owned = sequences.committed(waiting, "r", 2, NOW)
+    waiting = Offered("a-2", GIVER, standing(), Elapsed(NOW + 1), NOW)
+    owned = sequences.committed(waiting, "r", 2)
     assert owned == Owned("a-2", standing(), NOW)
     assert isinstance(owned, Owned)
-    assert sequences.committed(owned, "r", 2, NOW) is owned
-    for entry in (None, Left("r", 2, THERE, NOW), Offered("a-2", "m-1", standing(hands=3), NOW)):
-        assert isinstance(sequences.committed(entry, "r", 2, NOW), Refusal)
+    assert sequences.committed(owned, "r", 2) is owned
+    for entry in (None, Left("r", 2, THERE, NOW), Offered("a-2", GIVER, standing(hands=3), NOW, NOW)):
+        assert isinstance(sequences.committed(entry, "r", 2), Refusal)
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -117,7 +139,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert not sequences.outlived(OWNED, Elapsed(NOW + 59), limits)
     assert sequences.outlived(OWNED, Elapsed(NOW + 60), limits)
     assert sequences.outlived(Owned("a-1", standing(ended=True), NOW), Elapsed(NOW + 5), limits)
-    assert sequences.outlived(Offered("a", "m", standing(), NOW), NOW, limits)
+    assert sequences.outlived(Offered("a", GIVER, standing(), NOW, NOW), NOW, limits)
     assert sequences.outlived(Left("r", 1, THERE, NOW), Elapsed(NOW + 60), limits)
 
 
@@ -208,7 +230,7 @@ class World:
         if kind == "offer" and self.chance.happens(0.2):
             self.offering.pop(giver, None)  # nobody hears of it in time: its giver goes on
         elif kind == "offer":
-            taken = sequences.offered(self.entries.get(taker), what, to.assignment, to.migration, NOW)
+            taken = sequences.offered(self.entries.get(taker), what, to.assignment, GIVER, NOW)
             if isinstance(taken, Taken):
                 self.entries[taker] = taken.entry
             entry = self.entries.get(giver)
@@ -218,7 +240,7 @@ class World:
                 self.handed += 1
             self.offering.pop(giver, None)
         else:
-            after = sequences.committed(self.entries.get(taker), what.run, what.hands, NOW)
+            after = sequences.committed(self.entries.get(taker), what.run, what.hands)
             if isinstance(after, Owned):
                 self.entries[taker] = after
 
@@ -236,9 +258,9 @@ def test_a_session_handed_over_without_its_sequence_number_is_caught(monkeypatch
     """The planted bug: the receiver does not look at the step of what it is offered."""
 
     def careless(
-        entry: Entry | None, standing: Standing, assignment: str, migration: str, now: Elapsed
+        entry: Entry | None, standing: Standing, assignment: str, giver: Giver, now: Elapsed
     ) -> Taken | Newer | Refusal:
-        return Taken(Offered(assignment, migration, standing, Elapsed(now + sequences.OFFERED_S)))
+        return Taken(Offered(assignment, giver, standing, Elapsed(now + sequences.OFFERED_S), now))
 
     monkeypatch.setattr(sequences, "offered", careless)
     caught = [seed for seed in SEEDS if next(World(Chance(seed)).violations(), None) is not None]

@@ -1,0 +1,156 @@
+"""The sessions of two fronts, their workers and the way between them made up: what becomes of one in every turn."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+import pytest_asyncio
+
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.agent.core.sequences import Key, Limits, Step
+from shoal.agent.dataplane.forward import AttemptFailed, Errand, Peers, Workers
+from shoal.agent.dataplane.sessions import Sessions
+from shoal.agent.dataplane.transport import Call
+from shoal.agent.ports import Keeper, LocalWorker
+from shoal.inference import open_inference_pb2 as oip
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.device import Role
+from shoal.types.migration import Giver, Handover
+from shoal.types.route import Endpoint, EndpointKind, EndpointState
+from shoal.types.units import Elapsed, Seconds, Wall
+from shoal.types.workload import WorkloadKey
+from shoal.v1 import sessions_pb2
+from shoal.wire import nouns
+from shoal.wire.identity import Identity
+
+WORKLOAD = WorkloadKey("acme", "counting")
+STATE = {"s": "sn"}
+OLD, NEW = "a-old", "a-new"
+WAIT_S = 10.0
+CALL_S = 20.0
+
+
+@dataclass
+class Front:
+    """Its worker adds one to the state at each step, and answers the sum."""
+
+    name: str
+    replica: str
+    fronts: dict[str, "Front"]
+    limits: Limits = field(default_factory=Limits)
+    shape: tuple[int, ...] = (1,)
+    answer_bytes: int = 1
+    cut: frozenset[str] = frozenset()
+    """Calls to others that do not come through."""
+    failing: list[Code] = field(default_factory=list)
+    """How the next runs fail."""
+    runs: int = 0
+    sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        clock = SystemClock()
+        workers, peers = cast("Workers", self), cast("Peers", self)
+        self.sessions = Sessions("west", self.name, clock, workers, peers, lambda: Wall(1.0), self.limits)
+        self.sessions.lease(Seconds(300.0))
+        self.told()
+
+    def told(self, handover: Handover | None = None, *givers: Giver, nonce: str = "1") -> None:
+        keeper = Keeper(self.replica, WORKLOAD, STATE, handover, givers)
+        self.sessions.configure((keeper,), (LocalWorker(self.replica, WORKLOAD, "/socket", nonce),))
+
+    async def metadata(self, assignment: str, errand: Errand) -> oip.ModelMetadataResponse:
+        spec = oip.ModelMetadataResponse.TensorMetadata(name="s", datatype="UINT8", shape=self.shape)
+        return oip.ModelMetadataResponse(inputs=[spec])
+
+    async def hand_over(self, endpoint: Endpoint, method: str, request: bytes, left_s: Seconds) -> bytes:
+        if method in self.cut:
+            refusal = Refusal(Code.REPLICA_UNREACHABLE, "nobody", "an answer")
+            raise AttemptFailed(refusal, sent=True)
+        call = Call(Identity("west", Role.AGENT, self.name, Wall(0.0), Wall(2.0), "1"))
+        there = self.fronts[endpoint.node].sessions
+        answers = {"Offer": there.offered, "Commit": there.committed}
+        return await answers[method](call, request)
+
+    async def run(self, assignment: str, request: bytes) -> bytes:
+        self.runs += 1
+        if self.failing:
+            raise AttemptFailed(Refusal(self.failing.pop(0), "made up", "an answer"), sent=True)
+        asked = oip.ModelInferRequest.FromString(request)
+        (state,) = asked.raw_input_contents
+        answer = oip.ModelInferResponse(raw_output_contents=[bytes(self.answer_bytes - 1) + state[:1], _more(state)])
+        answer.outputs.add(name="y", datatype="UINT8", shape=[self.answer_bytes])
+        answer.outputs.add(name="sn", datatype="UINT8", shape=[len(state)])
+        return answer.SerializeToString()
+
+    async def step(self, sequence: str, token: str, *, start: bool = False, end: bool = False) -> int:
+        """How many steps came before."""
+        step = Step(token, token.encode(), start, end)
+        request = oip.ModelInferRequest(model_name="counting").SerializeToString()
+        until_ = Elapsed(SystemClock().now() + CALL_S)
+        key = Key(WORKLOAD, sequence)
+        answer = await self.sessions.step(key, step, request, self.replica, until_, self.run)
+        return oip.ModelInferResponse.FromString(answer).raw_output_contents[0][-1]
+
+    def count(self) -> int:
+        return dict(self.sessions.counts())[self.replica]
+
+
+def _more(state: bytes) -> bytes:
+    return bytes([state[0] + 1]) + state[1:]
+
+
+@dataclass
+class Pair:
+    old: Front
+    new: Front
+
+    def hand(self, *, back: bool = False) -> None:
+        giver, taker = (self.new, self.old) if back else (self.old, self.new)
+        taker.told(None, Giver("m-1", giver.name))
+        giver.told(Handover("m-1", taker.replica, taker.name, "10.0.0.2:1"))
+
+
+@pytest_asyncio.fixture
+async def pair() -> AsyncIterator[Pair]:
+    fronts: dict[str, Front] = {}
+    fronts |= {name: Front(name, replica, fronts) for name, replica in (("old", OLD), ("new", NEW))}
+    made = Pair(fronts["old"], fronts["new"])
+    yield made
+    for each in fronts.values():
+        each.sessions.close()
+
+
+async def test_a_session_between_offer_and_commit_outlasts_the_moves_turn(pair: Pair) -> None:
+    await pair.old.step("7", "t1", start=True)
+    pair.old.cut = frozenset({"Commit"})
+    pair.hand()
+    await until(lambda: pair.old.sessions.counted["given"], WAIT_S, "the session to be let go of")
+    assert pair.old.count() == 1  # its receiver does not know yet: the old replica must not go
+    assert pair.new.count() == 1  # nor the new one
+    pair.old.told()
+    pair.new.told()  # the move turned: nobody is named
+    pair.old.cut = frozenset()
+    assert await pair.new.step("7", "t2") == 1
+    assert (pair.old.count(), pair.new.count()) == (0, 1)
+    pair.hand(back=True)
+    await until(lambda: pair.new.count() == 0, WAIT_S, "it to be back")
+    assert await pair.old.step("7", "t3") == 2
+
+
+async def test_nobody_else_commits_what_was_offered(pair: Pair) -> None:
+    await pair.old.step("7", "t1", start=True)
+    pair.old.cut = frozenset({"Commit"})
+    pair.hand()
+    await until(lambda: pair.old.sessions.counted["given"], WAIT_S, "the session to be let go of")
+    other = Front("other", "a-other", pair.old.fronts)
+    commit = sessions_pb2.SessionCommit(
+        migration="m-1", to=NEW, workload=nouns.to_wire(WORKLOAD), sequence="7", run="t1", hands=1
+    )
+    there = Endpoint(NEW, "new", EndpointKind.AGENT, "", 1.0, EndpointState.READY)
+    with pytest.raises(ShoalError) as caught:
+        await other.hand_over(there, "Commit", commit.SerializeToString(), Seconds(1.0))
+    assert caught.value.code is Code.ROLE_DENIED
+    pair.old.cut = frozenset()
+    await until(lambda: pair.new.sessions.counted["taken"], WAIT_S, "its giver to be heard")
