@@ -6,7 +6,7 @@ keeps and does not run, then let go of for good, and only then committed. So it 
 or twice is told by its run and step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -79,8 +79,8 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Another front has let go of it, or is about to: it is not run before that is certain. giver: under which move, and
-    the node that was named for it: it may let go also when the move has turned since. used_at: its last step."""
+    """Another front has let go of it, or is about to: it is not run before that is certain. giver: the node that was
+    named for it, and the move: it may let go also when that has turned since. used_at: its last step."""
 
     assignment: str
     giver: Giver
@@ -128,8 +128,9 @@ class Wait:
     """Whether it is run here is not settled yet."""
 
 
-def judge(entry: Entry | None, step: Step) -> Run | Replay | Go | Wait | Refusal:
-    """What becomes of a step that came here. entry: what is known of its session."""
+def judge(entry: Entry | None, step: Step, listed: Container[str] | None = None) -> Run | Replay | Go | Wait | Refusal:
+    """What becomes of a step that came here. entry: what is known of its session. listed: replicas that there are, None
+    for any: where the one that it went to is gone, the next of its name begins wherever it is asked for."""
     match entry:
         case Owned(standing=standing):
             return _judge(standing, step)
@@ -137,6 +138,8 @@ def judge(entry: Entry | None, step: Step) -> Run | Replay | Go | Wait | Refusal
             return Wait()
         case Offered():
             return _begin(step)  # whoever begins it anew has no use for that one
+        case Left(to=to) if step.start and listed is not None and to.assignment not in listed:
+            return _begin(step)
         case Left(to=to):
             return Go(to)
         case None if step.start:

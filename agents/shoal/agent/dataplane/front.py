@@ -178,14 +178,15 @@ class DataPlane:
         self._forwarded = _forwarded(routes, workers)
         self._guests = _inside(routes)
         self._workers.configure(workers)
-        self._sessions.configure(keepers, workers, revoked)
+        listed = frozenset(endpoint.assignment for route in routes for endpoint in route.endpoints)
+        self._sessions.configure(keepers, workers, revoked, listed)
         self._peers.configure(endpoint for route in routes for endpoint in route.endpoints)
         self._agreements = {
             route.workload: endpoint.agreement for route in routes for endpoint in route.endpoints if endpoint.region
         }
         out = {name for agreement in self._agreements.values() for name in (agreement, home_side(agreement))}
         self._meter.forget(out | {agreement for peer in peers for agreement in peer.agreements})
-        named = {endpoint.assignment for route in routes for endpoint in route.endpoints} | self._known.keys()
+        named = listed | self._known.keys()
         self._health = {
             name: health for name, health in self._health.items() if name in named or health.outstanding > 0
         }

@@ -85,6 +85,7 @@ class Sessions:
         self._keepers: Mapping[str, Keeper] = {}
         self._there: Mapping[str, LocalWorker] = {}
         self._revoked: frozenset[str] = frozenset()
+        self._listed: frozenset[str] | None = None
         self._entries: dict[Key, Entry] = {}
         self._bytes = 0
         self._turns: dict[Key, _Turn] = {}
@@ -101,8 +102,16 @@ class Sessions:
 
     # what is told
 
-    def configure(self, keepers: Iterable[Keeper], workers: Iterable[LocalWorker], revoked: Iterable[str] = ()) -> None:
-        """The whole truth, each time. Sessions of a replica that is none of this node's any more are lost."""
+    def configure(
+        self,
+        keepers: Iterable[Keeper],
+        workers: Iterable[LocalWorker],
+        revoked: Iterable[str] = (),
+        listed: Iterable[str] | None = None,
+    ) -> None:
+        """The whole truth, each time. Sessions of a replica that is none of this node's any more are lost. listed:
+        replicas in the routes, here and elsewhere."""
+        self._listed = None if listed is None else frozenset(listed)
         self._keepers = {keeper.assignment: keeper for keeper in keepers}
         self._there = {worker.assignment: worker for worker in workers}
         self._revoked = frozenset(revoked)
@@ -170,7 +179,7 @@ class Sessions:
     async def _judged(self, key: Key, step: Step, until: Elapsed) -> Run | sequences.Replay | sequences.Go:
         settled = min(until, self._clock.now() + SETTLED_S)
         while True:
-            judged = sequences.judge(self._entries.get(key), step)
+            judged = sequences.judge(self._entries.get(key), step, self._listed)
             if isinstance(judged, Refusal):
                 raise ShoalError(judged)
             if not isinstance(judged, sequences.Wait):

@@ -68,7 +68,9 @@ def test_a_session_that_is_not_here_is_lost_elsewhere_or_on_its_way() -> None:
     assert isinstance(ended, Refusal)
     assert ended.code is Code.SESSION_LOST
     assert judge(Owned("a-1", standing(ended=True), NOW), asked("t3")) == Replay(b"answer 3")
-    assert judge(Left("r", 3, THERE, NOW), asked()) == Go(THERE)
+    left = Left("r", 3, THERE, NOW)
+    assert judge(left, asked()) == judge(left, asked(), ()) == judge(left, asked(start=True), ("a-new",)) == Go(THERE)
+    assert judge(left, asked(start=True), ("a-other",)) == Run(None, 1, "t")
     assert judge(Offered("a-1", GIVER, standing(), NOW, NOW), asked()) == Wait()
 
 
