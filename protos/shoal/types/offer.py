@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from shoal.types.codes import Refusal
 from shoal.types.device import EnergySource
 from shoal.types.profile import ModelProfile
-from shoal.types.units import Bytes, GramsPerHour, Joules, Seconds, UsdPerHour
-from shoal.types.workload import Limits, Requirements, Traffic, Weights, WorkloadKey
+from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
+from shoal.types.workload import Limits, Requirements, Weights, WorkloadKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,15 @@ def roots_of(directory: Directory | None, region: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests a second from one origin that another region shall have room for at any time, and at their peak."""
+
+    origin: str
+    rate: PerSecond
+    peak: PerSecond
+
+
+@dataclass(frozen=True, slots=True)
 class Solicitation:
     """What a region asks of others for one workload: what its policy asks, and nothing about its tenants but a name.
 
@@ -104,7 +113,7 @@ class Solicitation:
     require: Requirements
     limits: Limits
     weights: Weights
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[Demand, ...]
     max_batch: int
     term_s: Seconds
     answer_s: Seconds

@@ -300,7 +300,7 @@ class UpdateReply(_message.Message):
 Global___UpdateReply: _TypeAlias = UpdateReply  # noqa: Y015
 
 @_typing.final
-class Traffic(_message.Message):
+class Demand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ORIGIN_FIELD_NUMBER: _builtins.int
@@ -322,7 +322,7 @@ class Traffic(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Traffic: _TypeAlias = Traffic  # noqa: Y015
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
 
 @_typing.final
 class Requirements(_message.Message):
@@ -515,7 +515,7 @@ class Solicitation(_message.Message):
     @_builtins.property
     def weights(self) -> Global___Weights: ...
     @_builtins.property
-    def traffic(self) -> _containers.RepeatedCompositeFieldContainer[Global___Traffic]: ...
+    def traffic(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]: ...
     @_builtins.property
     def to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -531,7 +531,7 @@ class Solicitation(_message.Message):
         require: Global___Requirements | None = ...,
         limits: Global___Limits | None = ...,
         weights: Global___Weights | None = ...,
-        traffic: _abc.Iterable[Global___Traffic] | None = ...,
+        traffic: _abc.Iterable[Global___Demand] | None = ...,
         max_batch: _builtins.int = ...,
         term_s: _builtins.float = ...,
         answer_s: _builtins.float = ...,

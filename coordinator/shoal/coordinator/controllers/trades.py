@@ -52,6 +52,7 @@ from shoal.coordinator.core.negotiation.peering import united
 from shoal.coordinator.core.negotiation.trust import fits
 from shoal.coordinator.core.placement.model import without_standby
 from shoal.coordinator.core.workloads.model import Course, Delegated
+from shoal.coordinator.core.workloads.schedule import demanded
 from shoal.coordinator.ports import Clock, FederationLink, Heard, Ids, Meter, Peers, StaleRevision, Store
 from shoal.types.agreement import Award, Delivered, GatewayRef, Notice, Renewal, ServiceReport
 from shoal.types.assignment import PeerTrust
@@ -701,7 +702,7 @@ class TradesController:
             require=without_standby(step.require if step is not None else intent.require),
             limits=step.limits if step is not None else intent.limits,
             weights=intent.weights,
-            traffic=intent.traffic,
+            traffic=demanded(intent.traffic),
             max_batch=intent.max_batch,
             term_s=intent.delegation.term_s,
             answer_s=trade.ANSWER_S,

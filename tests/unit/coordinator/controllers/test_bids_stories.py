@@ -21,9 +21,8 @@ from shoal.types.agreement import Grant, Release
 from shoal.types.chain import first_broken
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
-from shoal.types.offer import Offer
-from shoal.types.units import Seconds
-from shoal.types.workload import Traffic
+from shoal.types.offer import Demand, Offer
+from shoal.types.units import PerSecond, Seconds
 
 SEEDS = 12
 ACTS = 60
@@ -95,7 +94,7 @@ class Story:
                 f"s-{len(self.asked)}",
                 origin=self._one(ORIGINS),
                 models=(profile,),
-                traffic=(Traffic("home", rate, rate),),  # type: ignore[arg-type]
+                traffic=(Demand("home", PerSecond(rate), PerSecond(rate)),),
             )
             self.asked.append(what)
         answered = await self.here.bids.bid(heard(what, what.origin))

@@ -9,12 +9,14 @@ from shoal.coordinator.core.placement.model import RegionFacts, Reservation, Slo
 from shoal.coordinator.core.workloads import sleep
 from shoal.coordinator.core.workloads.decide import inputs_of
 from shoal.coordinator.core.workloads.model import Content, Memory, World
-from shoal.coordinator.core.workloads.schedule import LOAD_S, VERIFY_S, holding, lead_s
+from shoal.coordinator.core.workloads.schedule import LOAD_S, VERIFY_S, demanded, holding, lead_s
 from shoal.types.assignment import Phase
 from shoal.types.device import Power, Rest
 from shoal.types.migration import MigrationRule
+from shoal.types.offer import Demand
 from shoal.types.units import Bytes, Elapsed, PerSecond, Seconds, Wall, Watts
 from shoal.types.workload import Intent, Scheduled, Traffic, Weights
+from shoal.wire.nouns import decode, encode
 
 REGION = RegionFacts("eu-west", "eu")
 NIGHT = Weights(0.0, 0.0, 1.0)
@@ -126,3 +128,11 @@ def test_who_sleeps_and_wakes_is_told_with_what_it_saves() -> None:
     assert (wakes.code, wakes.subject) == ("DEVICE_WAKES", "a/gpu0")
     assert "saved 5.4kJ" in wakes.message
     assert sleep.told(fleet, asleep, asleep) == ()
+
+
+def test_another_region_is_asked_for_room_at_the_peak() -> None:
+    plain, timed = Traffic("home", PerSecond(2), PerSecond(9)), Traffic("home", PerSecond(2), PerSecond(9), "true")
+    asked = demanded((plain, timed))
+    assert asked == (Demand("home", PerSecond(2), PerSecond(9)), Demand("home", PerSecond(9), PerSecond(9)))
+    for each in asked:
+        assert decode(Demand, encode(each)) == each

@@ -5,7 +5,7 @@ loading, being compared and taking over may take (`lead_s`). A peak that is abou
 there, so a place is left only once it has passed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -15,6 +15,7 @@ from shoal.coordinator.core.placement.model import RegionFacts
 from shoal.coordinator.core.workloads.model import Remembered
 from shoal.policies.cel import Expression
 from shoal.types.codes import ShoalError
+from shoal.types.offer import Demand
 from shoal.types.units import PerSecond, Seconds, Wall
 from shoal.types.workload import Declared, Intent, Traffic, Weights
 
@@ -40,6 +41,14 @@ def holding(intent: Intent, region: RegionFacts, wall: Wall, lead: Seconds) -> I
     moves = intent.migration.unasked
     traffic = tuple(_traffic(each, region, moments, always=not moves) for each in intent.traffic)
     return replace(intent, weights=weights, traffic=traffic, declared=Declared(intent.weights, intent.traffic))
+
+
+def demanded(traffic: Iterable[Traffic]) -> tuple[Demand, ...]:
+    """What another region is asked for: it cannot move a workload ahead of a peak that it knows nothing of."""
+    return tuple(
+        Demand(each.origin, PerSecond(max(each.rate, each.peak)) if each.when else each.rate, each.peak)
+        for each in traffic
+    )
 
 
 def lead_s(intent: Intent, fleet: Fleet, measured: tuple[Remembered, ...]) -> Seconds:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.negotiation.trades import HERE, ORIGIN, bid, region, solicitation, traffic
+from unit.coordinator.core.negotiation.trades import HERE, ORIGIN, bid, demand, region, solicitation
 from unit.coordinator.core.region import DIGEST, GIB, MIB, device, fleet_of, inputs, intent, node, profile
 
 from shoal.coordinator.core.federation.rules import judge_advertisement
@@ -20,8 +20,8 @@ from shoal.coordinator.core.placement.solve import UTILISATION_MOST
 from shoal.types.agreement import GUESTS
 from shoal.types.codes import Code
 from shoal.types.offer import Advertisement, Decline, Offer
-from shoal.types.units import Bytes, Seconds, UsdPerHour
-from shoal.types.workload import Intent, Limits, Spread, Trade, WorkloadKey
+from shoal.types.units import Bytes, PerSecond, Seconds, UsdPerHour
+from shoal.types.workload import Intent, Limits, Spread, Trade, Traffic, WorkloadKey
 
 
 def offered(answered: Bid) -> Offer:
@@ -37,7 +37,7 @@ def declined(answered: Bid) -> Code:
 
 def test_an_offer_holds_room_for_every_replica() -> None:
     costs = {Slot(name, "cpu0"): UsdPerHour(price) for name, price in (("a", 1.0), ("b", 2.0))}
-    answered = bid(solicitation(replicas=2, traffic=traffic(4.0)), region("a", "b", costs=costs))
+    answered = bid(solicitation(replicas=2, traffic=demand(4.0)), region("a", "b", costs=costs))
     told = offered(answered)
     assert (told.region, told.origin, told.solicitation, told.round) == (HERE, ORIGIN, "s-1", 1)
     assert (told.replicas, told.cost, told.hold_s, told.changes, told.cached) == (2, 3.0, 10.0, (), False)
@@ -148,8 +148,8 @@ def test_a_decline_tells_why_and_names_nothing_of_the_region(changes: dict[str, 
         {"models": (replace(profile(DIGEST), activation_bytes=Bytes(-1)),)},
         {"models": (profile(DIGEST, flops=math.nan),)},
         {"models": ()},
-        {"traffic": traffic(-1.0)},
-        {"traffic": traffic(math.inf)},
+        {"traffic": demand(-1.0)},
+        {"traffic": demand(math.inf)},
         {"replicas": 0},
         {"replicas": 10**9},
         {"max_batch": 0},
@@ -186,7 +186,7 @@ def test_a28_one_counterpart_holds_no_more_than_its_share() -> None:
 
 
 def test_time_counts_to_the_share_as_memory_does() -> None:
-    busy = solicitation(traffic=traffic(20.0))
+    busy = solicitation(traffic=demand(20.0))
     trades = (Trade(ORIGIN, ("*",), 0.05),)
     assert declined(bid(busy, region("a"), trades)) is Code.HOLD_SHARE
     assert not offered(bid(solicitation(), region("a"), trades)).is_counter
@@ -236,7 +236,7 @@ def test_nothing_is_oversold_whatever_is_held_awarded_and_applied(data: st.DataO
         world: Inputs = inputs(fleet, *homes, *guests.values(), reserved=reserved)
         if move == "bid":
             rate, replicas = data.draw(st.floats(0, 30)), data.draw(st.integers(1, 3))
-            asked = solicitation(f"s-{turn}", replicas=replicas, spread=Spread.NONE, traffic=traffic(rate))
+            asked = solicitation(f"s-{turn}", replicas=replicas, spread=Spread.NONE, traffic=demand(rate))
             answered = bid(asked, world, name=f"b-{turn}")
             if answered.reserved:
                 held[f"b-{turn}"] = answered.reserved
@@ -251,7 +251,7 @@ def test_nothing_is_oversold_whatever_is_held_awarded_and_applied(data: st.DataO
             pending.pop(name, None)
         else:
             rate = data.draw(st.floats(0, 30))
-            homes = (*homes, intent(f"home-{turn}", traffic=traffic(rate)))
+            homes = (*homes, intent(f"home-{turn}", traffic=(Traffic(ORIGIN, PerSecond(rate), PerSecond(rate)),)))
         _within(fleet, homes, guests, held)
 
 

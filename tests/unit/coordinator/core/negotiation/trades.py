@@ -11,9 +11,9 @@ from shoal.coordinator.core.placement.model import Inputs, Reservation
 from shoal.types.agreement import Award, GatewayRef, Notice, Renewal, ServiceReport
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource
-from shoal.types.offer import Offer, Solicitation
-from shoal.types.units import GramsPerHour, Joules, Seconds, UsdPerHour
-from shoal.types.workload import Limits, Requirements, Trade, Traffic, Weights, WorkloadKey
+from shoal.types.offer import Demand, Offer, Solicitation
+from shoal.types.units import GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour
+from shoal.types.workload import Limits, Requirements, Trade, Weights, WorkloadKey
 
 HERE = "eu-west"
 ORIGIN = "us-east"
@@ -44,8 +44,8 @@ def solicitation(name: str = "s-1", **changes: Any) -> Solicitation:
     return Solicitation(**(values | changes))
 
 
-def traffic(rate: float) -> tuple[Traffic, ...]:
-    return (Traffic(ORIGIN, rate, rate),)  # type: ignore[arg-type]
+def demand(rate: float) -> tuple[Demand, ...]:
+    return (Demand(ORIGIN, PerSecond(rate), PerSecond(rate)),)
 
 
 def offer(name: str = "b-1", **changes: Any) -> Offer:
