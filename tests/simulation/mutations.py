@@ -101,16 +101,6 @@ MUTATIONS = (
         (("full = plan.placed >= plan.wanted > 0", "full = True"),),
     ),
     Mutation(
-        "old-goes-when-new-loads",
-        "old replica removed on target `loading`",
-        reconcile._Step._in_service,
-        (
-            ("and observed.phase is Phase.READY", "and observed.phase in (Phase.LOADING, Phase.WARMING, Phase.READY)"),
-            ("and mark.stage is Stage.SERVING", ""),
-            ("and self.now - mark.since >= self.settle_s", ""),
-        ),
-    ),
-    Mutation(
         "poison-by-node",
         "poison counted per node",
         trouble.poisoned,
@@ -233,8 +223,8 @@ MUTATIONS = (
         moves.move_of,
         (
             (
-                "    return Move(migration.id, migration.workload, source, goes, target)\n",
-                "    return Move(migration.id, migration.workload, source, goes, target, leaves=source)\n",
+                "goes, target, gap=migration.gap, holds=staged)",
+                "goes, target, gap=migration.gap, holds=staged, leaves=source)",
             ),
         ),
         matrix.NAME,
@@ -276,7 +266,7 @@ MUTATIONS = (
         "way-back-takes-the-source",
         "rollback removes the replica that serves",
         moves.move_of,
-        (("refusal, target, leaves=target", "refusal, target, leaves=source"),),
+        (("source, refusal, target, leaves=target, drain_s", "source, refusal, target, leaves=source, drain_s"),),
         matrix.NAME,
     ),
     Mutation(
