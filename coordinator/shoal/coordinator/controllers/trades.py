@@ -33,6 +33,7 @@ from shoal.coordinator.core.negotiation.model import (
     NoticedBy,
     NoticeFailed,
     NoticeTaken,
+    Phase,
     Released,
     ReleaseFailed,
     RenewalFailed,
@@ -372,6 +373,9 @@ class TradesController:
         phase = self.trades.get(key, Trade(key)).phase
         if course is not None and course.leaves and standing.placed:
             return Wish(Need.HOME, asked, standing.serves, fails)
+        over = course is not None and course.agreement not in ("", _agreement(phase))
+        if course is not None and course.goes and over:
+            course = None  # what it goes towards has ended: another agreement is another move's
         if course is not None and not course.leaves and course.goes:
             return Wish(Need.MOVED, asked, standing.serves, fails, course.region, stays=course.stays)
         if course is not None and not course.leaves:
@@ -784,6 +788,10 @@ def _delegated(
     if isinstance(state.phase, Active) and (intent is None or _may_go(intent, state.phase.deal.offer)):
         return told(state.phase.deal, ready=False)
     return None
+
+
+def _agreement(phase: Phase) -> str:
+    return phase.deal.agreement if isinstance(phase, Active) else ""
 
 
 def _deals(state: Trade) -> tuple[Deal, ...]:

@@ -6,9 +6,10 @@ from typing import Literal, get_args
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import DIGEST, Region, intent, node
+from unit.coordinator.core.region import DIGEST, START, Region, intent, node
 
 from shoal.coordinator.core.migration.crossing import courses_of
+from shoal.coordinator.core.migration.machine import cancelled
 from shoal.coordinator.core.migration.model import Aborted, Cause, Draining, Migration, Preparing, RollingBack, Shifting
 from shoal.coordinator.core.workloads.model import Course, Delegated
 from shoal.types.agreement import GatewayRef
@@ -16,7 +17,7 @@ from shoal.types.assignment import Phase
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.route import Endpoint
-from shoal.types.units import Elapsed
+from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("shop", "ocr")
@@ -100,7 +101,7 @@ def test_what_answers_otherwise_there_takes_no_request_and_is_given_up(region: R
         region.step()
         assert shares(region, "gw") == (1.0, 0.0)
     assert isinstance(the_one(region).state, RollingBack)
-    assert course(region) == Course("us-east", 0.0, home=True, leaves=True)
+    assert course(region) == Course("us-east", 0.0, home=True, leaves=True, agreement="g-1", wrong=True)
     region.delegated = {}
     region.run(2)
     state = the_one(region).state
@@ -190,6 +191,120 @@ def test_a_region_that_is_only_silent_is_not_left(region: Region) -> None:
     assert region.migrations == {}
 
 
+# -- an agreement that ends, and one that follows it -------------------------------------------------------------------
+
+
+def fall(region: Region, *names: str) -> None:
+    """These nodes are lost."""
+    for name in names:
+        region.agents[name].heard = False
+    region.run(30)
+
+
+def cancel(region: Region) -> None:
+    one = the_one(region)
+    region.migrations[one.id] = cancelled(one, "ops", Elapsed(region.now), Wall(START + region.now))[0]
+
+
+@pytest.mark.parametrize("code", [Code.MOVE_CANCELLED, Code.VERIFY_FAILED])
+def test_after_a_move_was_given_up_another_agreement_serves_when_home_has_nobody(region: Region, code: Code) -> None:
+    region.agents["a"].wrong = code is Code.VERIFY_FAILED
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, RollingBack if code is Code.VERIFY_FAILED else Shifting)
+    if code is Code.MOVE_CANCELLED:
+        cancel(region)
+    region.delegated = {}
+    region.run(2)
+    state = the_one(region).state
+    assert isinstance(state, Aborted)
+    assert state.refusal.code is code
+    fall(region, "a", "b")
+    region.delegated = {KEY: replace(AWAY, agreement="g-2", region="us-west")}
+    region.step()
+    assert shares(region, "gw") == (0.0, 1.0)
+
+
+def test_a_delegate_that_is_ready_serves_when_home_is_lost_while_it_is_compared(region: Region) -> None:
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    region.step()
+    assert isinstance(the_one(region).state, Preparing)
+    fall(region, "a", "b")
+    assert isinstance(the_one(region).state, Aborted)
+    assert shares(region, "gw") == (0.0, 1.0)
+
+
+def test_what_answered_otherwise_serves_nobody_even_when_home_is_lost(region: Region) -> None:
+    region.agents["a"].wrong = True
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, RollingBack)
+    fall(region, "a", "b")
+    assert endpoints(region, "gw") == ()
+
+
+def test_home_that_is_lost_again_while_the_other_region_is_left_hands_it_all_back(region: Region) -> None:
+    at_the_other(region)
+    region.delegated = {KEY: replace(AWAY, returns="home has a place for it again")}
+    until_begun(region)
+    until(region, Draining)
+    for agent in (region.agents["a"], region.agents["b"]):
+        agent.heard = False
+    region.run(6)
+    assert isinstance(the_one(region).state, Draining)
+    assert shares(region, "gw") == (0.0, 1.0)
+
+
+def until_begun(region: Region) -> None:
+    for _ in range(60):
+        if region.migrations:
+            return
+        region.step()
+    raise AssertionError("no move began")
+
+
+@pytest.mark.parametrize("state", [Preparing, Shifting])
+def test_nothing_goes_on_towards_an_agreement_that_is_ending(region: Region, state: type[object]) -> None:
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, state)
+    region.delegated = {KEY: replace(AWAY, wanted=False, returns="notice was given (AGREEMENT_ENDED)")}
+    region.step()
+    found = the_one(region).state
+    assert isinstance(found, RollingBack)
+    assert found.refusal.code is Code.AGREEMENT_ENDED
+    for _ in range(10):
+        assert shares(region, "gw") == (1.0, 0.0)
+        region.step()
+
+
+def test_the_next_agreement_inherits_no_share(region: Region) -> None:
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, Shifting)
+    assert shares(region, "gw") == (0.75, 0.25)
+    region.delegated = {KEY: replace(AWAY, agreement="g-2")}
+    region.step()
+    assert (way := course(region)) is not None
+    assert way.agreement == "g-1"
+    for _ in range(10):
+        assert shares(region, "gw")[1] == 0.0, "not compared yet"
+        region.step()
+
+
+def test_a_delegate_that_is_ready_before_its_move_began_is_compared_first(region: Region) -> None:
+    region.delegated = {KEY: AWAY}
+    region.restart()
+    region.step()
+    assert shares(region, "gw") == (1.0, 0.0)
+    for name in region.agents:
+        region.reconnect(name)
+    region.step()
+    assert isinstance(the_one(region).state, Preparing)
+    assert shares(region, "gw") == (1.0, 0.0)
+
+
 Fault = Literal["breaks", "notice", "silent", "restart", "source", "gateway", "nothing"]
 faults = st.lists(
     st.tuples(st.integers(1, 12), st.sampled_from(get_args(Fault))), min_size=1, max_size=5
@@ -199,6 +314,7 @@ faults = st.lists(
 @settings(max_examples=8, deadline=None)
 @given(faults, st.booleans())
 @example([(1, "restart"), (1, "restart"), (10, "breaks")], False)  # the agreement is lost while home drains
+@example([(1, "notice"), (1, "source")], False)  # home is lost while the move is taken back
 def test_law_whatever_happens_on_the_way_someone_serves_and_it_ends(
     story: list[tuple[int, Fault]], back: bool
 ) -> None:  # fmt: skip
@@ -223,7 +339,7 @@ def test_law_whatever_happens_on_the_way_someone_serves_and_it_ends(
         way = course(region)
         if away is not None and way is not None and way.leaves and away.wanted:
             region.delegated = {}  # as the trade does, sooner or later
-        if not hurt and KEY in region.delegated:
+        if "gateway" not in hurt and KEY in region.delegated:
             assert any(each.weight > 0 for each in endpoints(region, "gw"))
 
     for pause, fault in story:

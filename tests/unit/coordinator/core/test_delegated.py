@@ -39,7 +39,7 @@ def endpoints(region: Region, at: str) -> tuple[Endpoint, ...]:
 
 def test_the_gateway_leads_to_the_other_region_and_the_rest_to_the_gateway(region: Region) -> None:
     region.delegated = {KEY: AWAY}
-    region.step()
+    region.run(12)
     out = [each for each in endpoints(region, "gw") if each.kind is EndpointKind.GATEWAY]
     assert [(e.assignment, e.node, e.address, e.region, e.agreement) for e in out] == [
         ("ag-1/gw", "gw", "far:7001", "us-east", "ag-1"),

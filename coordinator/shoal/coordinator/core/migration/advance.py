@@ -71,7 +71,13 @@ def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
     desired = {node: content.assignments for node, content in world.desired.items()}
     every = migrations.values()
     courses = crossing.courses_of(every, now)
-    return replace(world, moves=moves_of(every), blocked=blocked(every, world.fleet, desired, now), courses=courses)
+    return replace(
+        world,
+        moves=moves_of(every),
+        blocked=blocked(every, world.fleet, desired, now),
+        courses=courses,
+        crossed=crossing.crossed_of(every),
+    )
 
 
 def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, look: bool = True) -> Advanced:
@@ -206,7 +212,9 @@ class _Scene:
         if migration.leaves_home:
             here = self._from_gateways(self._sight(source, leaving=isinstance(migration.state, Draining)), migration)
             there = crossing.sight_of(target, migration, self._world, self._wall) if target is not None else Sight()
-            return Seen(here, there, None, deleted, crossing.refusal_of(migration, self._world))
+            turns = isinstance(migration.state, Preparing | Shifting)
+            ends = crossing.ends(migration, self._world) if turns else None
+            return Seen(here, there, ends, deleted, crossing.refusal_of(migration, self._world))
         there = crossing.sight_of(source, migration, self._world, self._wall)
         here = self._sight(target, leaving=True) if target is not None else Sight()
         here = self._from_gateways(here, migration)

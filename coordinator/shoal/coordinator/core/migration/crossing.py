@@ -25,6 +25,7 @@ from shoal.coordinator.core.migration.model import (
     Shifting,
     Sight,
 )
+from shoal.coordinator.core.migration.moves import WRONG
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.core.workloads.model import Content, Course, Decision, Delegated, World
@@ -46,6 +47,16 @@ def courses_of(migrations: Iterable[Migration], now: Elapsed) -> Mapping[Workloa
     return {key: course for key, course in found.items() if course is not None}
 
 
+def crossed_of(migrations: Iterable[Migration]) -> frozenset[str]:
+    """Agreements that moves ended at, or came home from: under them another region has served."""
+    inward = {each.source.assignment for each in migrations if each.crosses and not each.leaves_home}
+    return frozenset(inward) | {
+        each.target.assignment
+        for each in migrations
+        if each.leaves_home and isinstance(each.state, Done) and each.target is not None
+    }
+
+
 def begun(world: World, migrations: Collection[Migration], decision: Decision, now: Elapsed) -> Iterator[Migration]:
     """Moves that nobody asked for by name: a workload was given to another region while home serves it, or is to come
     home from one that serves it."""
@@ -56,7 +67,7 @@ def begun(world: World, migrations: Collection[Migration], decision: Decision, n
             continue  # a session's state goes to no other region
         if last is not None and _stands_in_the_way(last, away, now):
             continue
-        there = str(key) in decision.memory.away
+        there = str(key) in world.memory.away
         source = next(_serving(key, decision.desired, world.fleet), None)
         if away.wanted and not away.returns:
             if not there and source is not None:
@@ -142,6 +153,14 @@ def verification_of(usual: Verification, migration: Migration, fleet: Fleet) -> 
     )
 
 
+def ends(migration: Migration, world: World) -> Refusal | None:
+    """Why the agreement that it goes towards will not last."""
+    away, target = world.delegated.get(migration.workload), migration.target
+    if away is None or target is None or away.agreement != target.assignment or not away.returns:
+        return None
+    return Refusal(Code.AGREEMENT_ENDED, f"{target.assignment} ends: {away.returns}")
+
+
 def refusal_of(migration: Migration, world: World) -> Refusal:
     """Why it has no place yet."""
     if not migration.leaves_home:
@@ -162,6 +181,12 @@ def _newest(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, Migration]:
 
 def _course(migration: Migration, now: Elapsed) -> Course | None:
     """Outwards all requests are home's at first, inwards the other region's."""
+    found = _course_by_state(migration, now)
+    there = migration.target if migration.leaves_home else migration.source
+    return replace(found, agreement=there.assignment) if found is not None and there is not None else found
+
+
+def _course_by_state(migration: Migration, now: Elapsed) -> Course | None:
     out = migration.leaves_home
     region = migration.aim.region if out else migration.source.region
     match migration.state:
@@ -174,11 +199,12 @@ def _course(migration: Migration, now: Elapsed) -> Course | None:
             if not out:
                 return Course(region, 0.0, home=True, leaves=True)
             return Course(region, 1.0, home=False, goes=True, stays=migration.cause is Cause.OPERATOR)
-        case RollingBack():
-            return Course(region, 0.0, home=True, leaves=True) if out else Course(region, 1.0, home=False)
-        case Aborted(at=at):
+        case RollingBack(refusal=refusal):
+            given_up = Course(region, 0.0, home=True, leaves=True, wrong=refusal.code in WRONG)
+            return given_up if out else Course(region, 1.0, home=False)
+        case Aborted(refusal=refusal, at=at):
             late = not out or now >= at + migration.rule.cooldown_s
-            return None if late else Course(region, 0.0, home=True, leaves=True)
+            return None if late else Course(region, 0.0, home=True, leaves=True, wrong=refusal.code in WRONG)
         case Done() | Alone() | Returning():  # the latter two are of moves with a gap, which none of these has
             return None
 

@@ -21,7 +21,7 @@ from shoal.coordinator.core.workloads.model import (
 )
 from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS, reconcile
 from shoal.coordinator.core.workloads.replacing import Moving
-from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, shares_of, tables
+from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, served_here, shares_of, tables
 from shoal.coordinator.core.workloads.schedule import holding, lead_s
 from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
 from shoal.types.agreement import GUESTS
@@ -49,12 +49,22 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
         plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere,
         Moving(world.moves, {intent.key: intent.migration.max_concurrent for intent in world.intents}),
     )  # fmt: skip
+    courses = {key: course for key in world.delegated if (course := _course_of(world, key)) is not None}
+    shares, abroad = shares_of(world.moves), {key: each.share for key, each in courses.items()}
+    here = served_here(world.delegated, outcome.desired, world.fleet, memory.tables, shares)
+    unshown = {intent.key for intent in world.intents if not intent.session and str(intent.key) not in memory.away}
     delegated = {
         key: each
         for key, each in world.delegated.items()
-        if _serves(key, each) and _is_routed(each, world.courses.get(key), back=settled.back(key))
+        if _serves(key, each)
+        and _is_routed(
+            each,
+            courses.get(key),
+            here=key in here,
+            back=settled.back(key),
+            shown=key not in unshown or each.agreement in world.crossed,
+        )
     }
-    shares, abroad = shares_of(world.moves), {key: each.share for key, each in world.courses.items()}
     tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares, abroad)
     lacking = {str(each.workload) for each in plan.workloads if (each.refusal or each.no_standby) is not None}
     short = _since(memory.short, lacking, now)
@@ -120,7 +130,7 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         elsewhere=frozenset(
             key
             for key, each in world.delegated.items()
-            if each.wanted and _serves(key, each) and not _is_home(world.courses.get(key))
+            if each.wanted and _serves(key, each) and not _is_home(_course_of(world, key))
         ),
         reserved=world.reserved,
         moves=world.moves,
@@ -146,11 +156,24 @@ def _is_home(course: Course | None) -> bool:
     return course is not None and course.home
 
 
-def _is_routed(delegated: Delegated, course: Course | None, *, back: bool) -> bool:
-    """back: home has had all its replicas in the routes for a while."""
+def _course_of(world: World, key: WorkloadKey) -> Course | None:
+    """Of the very agreement that it has now."""
+    course, away = world.courses.get(key), world.delegated.get(key)
+    if course is None or away is None or away.region != course.region:
+        return None
+    return course if course.agreement in ("", away.agreement) else None
+
+
+def _is_routed(delegated: Delegated, course: Course | None, *, here: bool, back: bool, shown: bool) -> bool:
+    """here: home has a replica that takes requests. back: it has had all of them in the routes for a while. shown: this
+    agreement served before, or nothing is to be shown."""
+    if course is not None and course.wrong:
+        return False
+    if not here:
+        return True
     if course is not None:
         return not (course.leaves and course.share <= 0)
-    return delegated.wanted or not back
+    return shown if delegated.wanted else not back
 
 
 class _Settled:

@@ -156,7 +156,8 @@ class Delegated:
 class Course:
     """A workload on its way between home and another region. share: of its requests that go there. home: it is wanted
     here. goes: there, not home. leaves: the agreement is to be given up. stays: there is no way back from there but
-    another move."""
+    another move. agreement: says nothing of any other; empty until there is one. wrong: its answers are: it gets no
+    request, even where home has nobody."""
 
     region: str
     share: float
@@ -164,6 +165,8 @@ class Course:
     goes: bool = False
     leaves: bool = False
     stays: bool = False
+    agreement: str = ""
+    wrong: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,8 @@ class World:
 
     delegated: own workloads that run elsewhere. Those that other regions have run here are among `intents`, of tenant
     `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet. moves,
-    blocked: as Inputs has them. courses: of workloads that go to another region, or come home. turned: why the last
+    blocked: as Inputs has them. courses: of workloads that go to another region, or come home. crossed: agreements that
+    moves ended at, or came home from. turned: why the last
     trade of a workload came to nothing.
     """
 
@@ -218,6 +222,7 @@ class World:
     moves: tuple[Move, ...] = ()
     blocked: Mapping[tuple[WorkloadKey, Trial], Refusal] = field(default_factory=dict)
     courses: Mapping[WorkloadKey, Course] = field(default_factory=dict)
+    crossed: frozenset[str] = frozenset()
     turned: Mapping[WorkloadKey, Refusal] = field(default_factory=dict)
 
 

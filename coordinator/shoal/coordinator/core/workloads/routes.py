@@ -1,6 +1,6 @@
 """Where every front may send requests. A table changes only when something in it does."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -72,6 +72,26 @@ def tables(
         table = Table(old.generation if old is not None else 1, found, code, reason, through, stateful, kept)
         after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
     return after
+
+
+def served_here(
+    keys: Collection[WorkloadKey],
+    desired: Mapping[str, tuple[Assignment, ...]],
+    fleet: Fleet,
+    before: Mapping[str, Table],
+    shares: Mapping[str, float],
+) -> frozenset[WorkloadKey]:
+    """Of these workloads, those that have a replica of this region for requests in their tables."""
+    return frozenset(
+        one.workload
+        for node, held in desired.items()
+        for one in held
+        if one.workload in keys
+        and not one.standby
+        and shares.get(one.id, 1.0) > 0
+        and (state := fleet.nodes.get(node)) is not None
+        and _serves(state, one, before.get(str(one.workload)))
+    )
 
 
 def _shared(
