@@ -2,8 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from shoal.types.units import Bytes
+
+ITEM_BYTES: Final[Mapping[str, int]] = {
+    "BOOL": 1,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BYTES": 40,
+}
+"""Bytes of one element once it is a tensor; of BYTES what an empty string costs as an object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.types.migration import MigrationRule
 from shoal.types.units import Bytes, GramsPerHour, Joules, PerSecond, Seconds, UsdPerHour, Watts
+
+SESSION_BYTES: Final = Bytes(32 * 2**20)
+"""Most that one session of a stateful workload may hold."""
 
 
 class WorkloadKey(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from shoal.types.codes import Code, Refusal
 from shoal.types.migration import Giver, Handover
 from shoal.types.units import Bytes, Elapsed, Seconds
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import SESSION_BYTES, WorkloadKey
 
 
 class Key(NamedTuple):
@@ -51,8 +51,9 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A session between two steps. run: of all sessions of its name, this one. step: how many it has had. token, asked,
-    answer: of the last. ended: by its client; kept for a while, for a last step that is asked again. hands: how
-    often it went to another front; with the step, this tells a late message from a new one."""
+    answer: of the last; no answer where it is too large to be kept. ended: by its client; kept for a while, for a last
+    step that is asked again. hands: how often it went to another front; with the step, this tells a late message from a
+    new one."""
 
     run: str
     step: int
@@ -149,6 +150,9 @@ def judge(entry: Entry | None, step: Step, listed: Container[str] | None = None)
 
 
 def _judge(standing: Standing, step: Step) -> Run | Replay | Refusal:
+    if _is_last(step, standing) and not standing.answer:
+        found = "the last step again, whose answer was too large to keep"
+        return Refusal(Code.SESSION_STEP, found, f"step {standing.step + 1}", "go on with the next step, or begin anew")
     if _is_last(step, standing):
         return Replay(standing.answer)
     if step.start:
@@ -272,11 +276,15 @@ def let_go(entry: Owned, to: Handover, now: Elapsed) -> Left:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one front. idle_s: one that has no step for so long is forgotten."""
+    """Of one front. session_bytes: of state and last answer. answer_bytes: an answer beyond is not kept. idle_s: one
+    that has no step for so long is forgotten."""
 
     number: int = 4096
     per_tenant: int = 2048
     total_bytes: int = 256 * 2**20
+    tenant_bytes: int = 128 * 2**20
+    session_bytes: int = SESSION_BYTES
+    answer_bytes: int = 2**20
     idle_s: float = 600.0
     ended_s: float = 30.0
 
@@ -303,6 +311,21 @@ def room(number: int, of_tenant: int, held_bytes: int, limits: Limits) -> Refusa
     if not found:
         return None
     return Refusal(Code.OVERLOADED, found, "room for another", "end sessions with sequence_end, or add replicas")
+
+
+def fits(size: int, of_tenant: int, held_bytes: int, limits: Limits) -> Refusal | None:
+    """Whether a session of `size` bytes is kept beside the bytes of its tenant's others, and of all others."""
+    if size > limits.session_bytes:
+        return Refusal(
+            Code.SESSION_INVALID,
+            f"a session of {size} bytes",
+            f"at most {limits.session_bytes}",
+            "end it before its state grows so large, or take a model with less state",
+        )
+    if of_tenant + size <= limits.tenant_bytes and held_bytes + size <= limits.total_bytes:
+        return None
+    found = f"{of_tenant} bytes of the tenant's other sessions, {held_bytes} of all others"
+    return Refusal(Code.OVERLOADED, found, f"room for {size}", "end sessions with sequence_end, or add replicas")
 
 
 def moved_within(entry: Owned, assignment: str) -> Owned:

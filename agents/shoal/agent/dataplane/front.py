@@ -315,31 +315,20 @@ class DataPlane:
             picked = self._pick(route, tries.tried, flight.session, seed)
             if isinstance(picked, Refusal):
                 raise failure or Refused(picked, Seconds(1.0))
-            left = Seconds(flight.expires - self._clock.now())
-            if left <= 0:
+            if flight.expires <= self._clock.now():
                 raise failure or _late()
             flight.attempts += 1
             try:
-                if self._suspicion(flight) is None:
-                    answer = await self._attempt(picked, flight, left)
-                else:
-                    answer = await self._attempt_alone(picked, flight)
-                if self._suspects:
-                    self._suspects.answered(flight.digest)
-                return answer
+                return await self._attempt_apart(picked, flight, flight.request)
             except AttemptFailed as error:
                 failure = error
                 fault = routing.fault_of(error.code)
                 tries = replace(tries, crashed_with=flight.suspicion)
-                if fault is Fault.CRASH and tries.crashed_with is None:
-                    self._suspects.add(flight.digest, flight.others(), self._clock.now())
                 match routing.judge(fault, tries, idempotent=not flight.session, sent=error.sent):
                     case Next.DELIVER:
                         raise
                     case Next.CONDEMN:
-                        if routing.blamed(tries, flight.others()):
-                            self._condemned.add(flight.digest, self._clock.now())
-                        raise ShoalError(_CRASHES) from error
+                        raise self._condemn(flight, tries) from error
                     case Next.RETRY:
                         tries = replace(tries, tried=tries.tried | {picked.assignment})
 
@@ -369,11 +358,16 @@ class DataPlane:
 
     async def _step_at(self, picked: Endpoint, key: Key, step: Step, flight: _Flight) -> bytes:
         if picked.kind is not EndpointKind.LOCAL:
-            return await self._attempt(picked, flight, Seconds(flight.expires - self._clock.now()))
+            left = Seconds(flight.expires - self._clock.now())
+            return await self._attempt(picked, flight, left, flight.request)
 
         async def run(assignment: str, request: bytes) -> bytes:
-            whole, left = replace(flight, request=request), Seconds(flight.expires - self._clock.now())
-            return await self._attempt(replace(picked, assignment=assignment), whole, left)
+            try:
+                return await self._attempt_apart(replace(picked, assignment=assignment), flight, request)
+            except AttemptFailed as error:
+                if routing.fault_of(error.code) is Fault.CRASH and flight.suspicion is not None:
+                    raise self._condemn(flight, Tries(crashed_with=flight.suspicion)) from error
+                raise
 
         return await self._sessions.step(key, step, flight.request, picked.assignment, flight.expires, run)
 
@@ -388,7 +382,30 @@ class DataPlane:
         """What was in flight with the same request when it met a crash before, in this try or another; None if not."""
         return self._suspects.crashed_with(flight.digest, self._clock.now()) if self._suspects else None
 
-    async def _attempt_alone(self, endpoint: Endpoint, flight: _Flight) -> bytes:
+    def _condemn(self, flight: _Flight, tries: Tries) -> ShoalError:
+        """After its second crash. tries: before it."""
+        if routing.blamed(tries, flight.others()):
+            self._condemned.add(flight.digest, self._clock.now())
+        return ShoalError(_CRASHES)
+
+    async def _attempt_apart(self, endpoint: Endpoint, flight: _Flight, request: bytes) -> bytes:
+        """As `_attempt`, apart from other suspects if it met a crash before; one that meets its first is one from now
+        on. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
+        try:
+            if self._suspicion(flight) is None:
+                left = Seconds(flight.expires - self._clock.now())
+                answer = await self._attempt(endpoint, flight, left, request)
+            else:
+                answer = await self._attempt_alone(endpoint, flight, request)
+        except AttemptFailed as error:
+            if routing.fault_of(error.code) is Fault.CRASH and flight.suspicion is None:
+                self._suspects.add(flight.digest, flight.others(), self._clock.now())
+            raise
+        if self._suspects:
+            self._suspects.answered(flight.digest)
+        return answer
+
+    async def _attempt_alone(self, endpoint: Endpoint, flight: _Flight, request: bytes) -> bytes:
         """As `_attempt`, with no other suspect there. Raises AttemptFailed, ShoalError(DEADLINE_EXCEEDED)."""
         alone = self._alone[endpoint.assignment]
         try:
@@ -397,14 +414,15 @@ class DataPlane:
         except TimeoutError as error:
             raise _late() from error
         try:
-            return await self._attempt(endpoint, flight, Seconds(flight.expires - self._clock.now()))
+            return await self._attempt(endpoint, flight, Seconds(flight.expires - self._clock.now()), request)
         finally:
             alone.release()
             if not self._suspects:
                 self._alone.clear()
 
-    async def _attempt(self, endpoint: Endpoint, flight: _Flight, left: Seconds) -> bytes:
-        """One replica, once. Raises AttemptFailed; what happened is noted in the replica's health."""
+    async def _attempt(self, endpoint: Endpoint, flight: _Flight, left: Seconds, request: bytes) -> bytes:
+        """One replica, once. request: what it is asked, with its state if it has one. Raises AttemptFailed; what
+        happened is noted in the replica's health."""
         name = endpoint.assignment
         before = self._health.get(name, WELL)
         self._health[name] = routing.sent(before)
@@ -416,10 +434,10 @@ class DataPlane:
         start = self._clock.now()
         try:
             if endpoint.kind is EndpointKind.LOCAL:
-                answer = await self._workers.infer(name, flight.request, errand)
-                self._captures.note(name, flight.request)
+                answer = await self._workers.infer(name, request, errand)
+                self._captures.note(name, request)
             else:
-                answer = await self._peers.infer(endpoint, flight.request, errand)
+                answer = await self._peers.infer(endpoint, request, errand)
             outcome = seconds = Seconds(self._clock.now() - start)
         except AttemptFailed as error:
             outcome = fault = routing.fault_of(error.code)

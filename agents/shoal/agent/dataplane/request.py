@@ -12,26 +12,10 @@ from google.protobuf.message import DecodeError
 
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.profile import ITEM_BYTES
 from shoal.types.units import Seconds
 from shoal.wire.limits import INFER_BYTES
 
-ITEM_BYTES: Final[Mapping[str, int]] = {
-    "BOOL": 1,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-    "BYTES": 40,
-}
-"""Bytes of one element once it is a tensor; of BYTES what an empty string costs as an object."""
 MAX_RANK: Final = 32
 MAX_SEQUENCE_ID: Final = 256
 _Tensor = oip.ModelInferRequest.InferInputTensor | oip.ModelInferRequest.InferRequestedOutputTensor

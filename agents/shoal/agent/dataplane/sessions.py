@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -43,6 +43,8 @@ SETTLED_S: Final = Seconds(3.0)
 """For so long a step waits at most for its session to be let go of elsewhere."""
 BACK_S: Final = Seconds(30.0)
 """For so long a step waits at most for its worker."""
+ANOTHER_S: Final = Seconds(2.0)
+"""For so long it waits for another after one failed that is still there: it may only have hung."""
 AT_ONCE: Final = 8
 """Sessions that are handed over at the same time."""
 METADATA_S: Final = Seconds(10.0)
@@ -50,6 +52,7 @@ WORKER_FAULTS: Final = frozenset({Fault.CRASH, Fault.REPLICA})
 
 _log = structlog.get_logger(__name__)
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 Runner = Callable[[str, bytes], Awaitable[bytes]]
 """Runs a request on the worker of an assignment here, once. Raises AttemptFailed."""
 
@@ -87,7 +90,9 @@ class Sessions:
         self._revoked: frozenset[str] = frozenset()
         self._listed: frozenset[str] | None = None
         self._entries: dict[Key, Entry] = {}
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()
+        """Of each tenant's sessions."""
+        self._beginning: set[Key] = set()
         self._turns: dict[Key, _Turn] = {}
         self._news = asyncio.Event()
         self._metadata: dict[str, oip.ModelMetadataResponse] = {}
@@ -95,7 +100,7 @@ class Sessions:
         self._giving: dict[str, asyncio.Task[None]] = {}
         self._uncommitted: Counter[str] = Counter()
         """Sessions that a replica here let go of, and whose receiver has not heard so yet."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.counted: Counter[str] = Counter()
         """Sessions that were begun, ended, lost, given away, taken over; steps that were run, replayed, answered again;
         offers that failed."""
@@ -195,20 +200,25 @@ class Sessions:
         keeper = self._keepers.get(name)
         if keeper is None:
             raise refuse(Code.MODEL_NOT_READY, f"{name} keeps no sessions here", "its replica", "retry")
-        if ready.state is None:
-            self._check_room(key)
-        state = ready.state or tensors.zeros(await self._metadata_of(name), keeper.session)
-        answer = await self._run_once_more(name, tensors.with_state(request, state, keeper.session), until, run)
+        await self._worker(name, None, until)
+        with self._room_for(key, ready):
+            state = ready.state
+            if state is None:
+                state = tensors.zeros(await self._metadata_of(name), keeper.session, self._limits.session_bytes)
+            answer = await self._run_once_more(name, tensors.with_state(request, state, keeper.session), until, run)
         shown, after = tensors.without_state(answer, keeper.session)
+        kept = shown if len(shown) <= self._limits.answer_bytes else b""
+        ran = sequences.ran(ready, step, name, {} if step.end else after, kept, self._clock.now())
         self._check_lease()
         now_known = self._entries.get(key)
         overtaken = ready.state is None and isinstance(now_known, Offered | Owned)  # of the session before this one
         if name not in self._keepers or not (now_known is known or overtaken):
             raise ShoalError(sequences.lost("its replica was taken away while it ran"))
+        self._check_fits(key, ran.standing)
         self.counted["run"] += 1
         self.counted["begun"] += ready.state is None
         self.counted["ended"] += step.end
-        self._put(key, sequences.ran(ready, step, name, after, shown, self._clock.now()))
+        self._put(key, ran)
         self._tell()
         return shown
 
@@ -220,7 +230,7 @@ class Sessions:
         except AttemptFailed as error:
             if routing.fault_of(error.code) not in WORKER_FAULTS:
                 raise
-            await self._worker(name, worker, until, error)
+            await self._worker(name, worker, until, error)  # it may live: one that only hung answers again
         self.counted["replayed"] += 1
         _log.info("step_replayed", assignment=name)
         return await run(name, request)
@@ -228,13 +238,17 @@ class Sessions:
     async def _worker(
         self, name: str, but: LocalWorker | None, until: Elapsed, failure: AttemptFailed | None = None
     ) -> LocalWorker:
-        """Another than `but`. Raises `failure`, or that there is none in time."""
-        end = Elapsed(min(until, self._clock.now() + BACK_S))
+        """Another than `but`, or that one again if it stays. Raises `failure`, or that there is none in time."""
+        now = self._clock.now()
+        end, another_by = Elapsed(min(until, now + BACK_S)), Elapsed(min(until, now + ANOTHER_S))
         while (worker := self._there.get(name)) is None or worker == but:
             if name not in self._keepers:
                 raise ShoalError(sequences.lost("its replica was taken away"))
-            if not await self._until_news(end):
+            if await self._until_news(end if worker is None else another_by):
+                continue
+            if worker is None:
                 raise failure or refuse(Code.MODEL_NOT_READY, f"{name} has no worker", "a ready replica", "retry")
+            return worker
         return worker
 
     async def _metadata_of(self, name: str) -> oip.ModelMetadataResponse:
@@ -264,13 +278,31 @@ class Sessions:
             if not turn.users:
                 del self._turns[key]
 
-    def _check_room(self, key: Key) -> None:
-        tenant = key.workload.tenant
-        others = [each for each in self._entries if each != key and not isinstance(self._entries[each], Left)]
-        mine = sum(each.workload.tenant == tenant for each in others)
-        refusal = sequences.room(len(others), mine, self._bytes, self._limits)
+    @contextmanager
+    def _room_for(self, key: Key, ready: Run) -> Iterator[None]:
+        """Held while its first step runs. Raises Refused."""
+        if ready.state is not None:
+            yield
+            return
+        here = {each for each, entry in self._entries.items() if not isinstance(entry, Left)}
+        others = (here | self._beginning) - {key}
+        mine = sum(each.workload.tenant == key.workload.tenant for each in others)
+        refusal = sequences.room(len(others), mine, self._bytes.total(), self._limits)
         if refusal is not None:
             raise Refused(refusal, Seconds(1.0))
+        self._beginning.add(key)
+        try:
+            yield
+        finally:
+            self._beginning.discard(key)
+
+    def _check_fits(self, key: Key, standing: Standing) -> None:
+        """Raises ShoalError(SESSION_INVALID), Refused."""
+        known, tenant = _size(self._entries.get(key)), key.workload.tenant
+        of_tenant, of_all = self._bytes[tenant] - known, self._bytes.total() - known
+        refusal = sequences.fits(standing.size, of_tenant, of_all, self._limits)
+        if refusal is not None:
+            raise Refused(refusal, Seconds(1.0) if refusal.code is Code.OVERLOADED else None)
 
     # leases and bounds
 
@@ -302,11 +334,11 @@ class Sessions:
         return here + self._uncommitted[assignment]
 
     def _put(self, key: Key, entry: Entry) -> None:
-        self._bytes += _size(entry) - _size(self._entries.get(key))
+        self._bytes[key.workload.tenant] += _size(entry) - _size(self._entries.get(key))
         self._entries[key] = entry
 
     def _forget(self, key: Key) -> None:
-        self._bytes -= _size(self._entries.pop(key, None))
+        self._bytes[key.workload.tenant] -= _size(self._entries.pop(key, None))
 
     def _lose(self, key: Key, why: str) -> None:
         self._forget(key)
@@ -329,17 +361,25 @@ class Sessions:
 
     async def _give(self, name: str) -> None:
         """For as long as the replica's sessions are to go: also those that come to it meanwhile."""
-        failures = 0
+        on_its_way: dict[Key, asyncio.Task[bool]] = {}
+        failures: Counter[Key] = Counter()
+        in_a_row = 0
         try:
             while (keeper := self._keepers.get(name)) is not None and (to := keeper.handover) is not None:
-                mine = [key for key, entry in self._entries.items() if _is_at(entry, name)]
-                if not mine:
+                mine = [key for key, entry in self._entries.items() if _is_at(entry, name) and key not in on_its_way]
+                mine.sort(key=lambda key: (failures[key], key in self._turns))  # none that hangs holds up the others
+                for key in mine[: AT_ONCE - len(on_its_way)]:
+                    on_its_way[key] = self._beside(self._give_one(key, name, to))
+                if not on_its_way:
                     await self._news.wait()
                     continue
-                done = await asyncio.gather(*(self._give_one(key, name, to) for key in mine[:AT_ONCE]))
-                failures = 0 if all(done) else failures + 1
-                if failures:
-                    await asyncio.sleep(delay(name, failures - 1, base_s=0.1, cap_s=1.0))
+                await asyncio.wait(on_its_way.values(), return_when=asyncio.FIRST_COMPLETED)
+                for key in [key for key, task in on_its_way.items() if task.done()]:
+                    given = on_its_way.pop(key).result()
+                    failures[key] += not given
+                    in_a_row = 0 if given else in_a_row + 1
+                if in_a_row:
+                    await asyncio.sleep(delay(name, in_a_row - 1, base_s=0.1, cap_s=1.0))
         finally:
             del self._giving[name]
 
@@ -351,6 +391,9 @@ class Sessions:
             if not isinstance(entry, Owned) or entry.assignment != name or keeper is None or keeper.handover != to:
                 return True
             if to.node == self._node:
+                there = self._keepers.get(to.assignment)
+                if there is None or (there.workload, there.session) != (keeper.workload, keeper.session):
+                    return False
                 self._put(key, sequences.moved_within(entry, to.assignment))
                 self.counted["given"] += 1
                 return True
@@ -440,6 +483,7 @@ class Sessions:
             offer.run, offer.step, state, offer.token, offer.asked, offer.answer, offer.ended, offer.hands
         )
         self._check_lease()
+        self._check_fits(key, standing)
         taken = sequences.offered(
             self._entries.get(key),
             standing,
@@ -492,7 +536,7 @@ class Sessions:
                 "it is tried again: this node may not have been told yet",
             )
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -8,10 +8,11 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from shoal.agent.core.sequences import State, Tensor
-from shoal.agent.dataplane.request import ITEM_BYTES, invalid
+from shoal.agent.dataplane.request import invalid
 from shoal.agent.dataplane.tensors import FORMATS
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.profile import ITEM_BYTES
 
 _FIELDS: Final[Mapping[str, str]] = {
     "BOOL": "bool_contents",
@@ -28,13 +29,20 @@ _FIELDS: Final[Mapping[str, str]] = {
 }
 
 
-def zeros(metadata: oip.ModelMetadataResponse, inputs: Iterable[str]) -> State:
-    """What a session begins with: zeros of the declared shape, 1 for an axis whose size is left open."""
-    found = {}
+def zeros(metadata: oip.ModelMetadataResponse, inputs: Iterable[str], most: int) -> State:
+    """What a session begins with: zeros of the declared shape, 1 for an axis whose size is left open.
+
+    Raises ShoalError(SESSION_INVALID): these are more than `most` bytes."""
+    found, left = {}, most
     for spec in metadata.inputs:
         if spec.name in inputs:
             shape = tuple(1 if size < 0 else size for size in spec.shape)
-            found[spec.name] = Tensor(spec.datatype, shape, bytes(math.prod(shape) * ITEM_BYTES[spec.datatype]))
+            size = math.prod(shape) * ITEM_BYTES[spec.datatype]
+            if size > left:
+                asked = f"at most {most} of all state inputs"
+                raise refuse(Code.SESSION_INVALID, f"{size} bytes of {spec.name!r:.80}", asked, "take another model")
+            left -= size
+            found[spec.name] = Tensor(spec.datatype, shape, bytes(size))
     return found
 
 

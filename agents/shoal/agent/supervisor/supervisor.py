@@ -317,6 +317,7 @@ class Supervisor:
                     self._replicas.witnesses(),
                     self._replicas.keepers(),
                 )
+                self._unleased.set()  # it may have been started anew
                 await self._gauges.sample()
             except ShoalError as error:
                 self._log("front_not_configured", error=True, refusal=str(error))

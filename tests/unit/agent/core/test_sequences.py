@@ -138,6 +138,16 @@ def test_what_is_kept_is_bounded() -> None:
         refusal = sequences.room(number, of_tenant, size, limits)
         assert refusal is not None
         assert refusal.code is Code.OVERLOADED
+    limits = Limits(total_bytes=100, tenant_bytes=50, session_bytes=20)
+    for size, of_tenant, held, code in (
+        (20, 30, 80, None),
+        (21, 0, 0, Code.SESSION_INVALID),
+        (20, 31, 31, Code.OVERLOADED),
+        (20, 0, 81, Code.OVERLOADED),
+    ):
+        refusal = sequences.fits(size, of_tenant, held, limits)
+        assert (refusal.code if refusal is not None else None) is code
+    limits = Limits(idle_s=60, ended_s=5)
     assert not sequences.outlived(OWNED, Elapsed(NOW + 59), limits)
     assert sequences.outlived(OWNED, Elapsed(NOW + 60), limits)
     assert sequences.outlived(Owned("a-1", standing(ended=True), NOW), Elapsed(NOW + 5), limits)

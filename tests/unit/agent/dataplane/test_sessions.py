@@ -1,5 +1,6 @@
 """The sessions of two fronts, their workers and the way between them made up: what becomes of one in every turn."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import cast
@@ -154,3 +155,89 @@ async def test_nobody_else_commits_what_was_offered(pair: Pair) -> None:
     assert caught.value.code is Code.ROLE_DENIED
     pair.old.cut = frozenset()
     await until(lambda: pair.new.sessions.counted["taken"], WAIT_S, "its giver to be heard")
+
+
+async def test_a_session_that_grows_or_has_no_room_is_refused_and_stands_as_it_did(pair: Pair) -> None:
+    front = Front("small", OLD, {}, Limits(total_bytes=300, tenant_bytes=200, session_bytes=150), shape=(64,))
+    await front.step("1", "t1", start=True)
+    await front.step("2", "t1", start=True)
+    with pytest.raises(ShoalError, match="OVERLOADED"):
+        await front.step("3", "t1", start=True)
+    assert front.count() == 2
+    front.answer_bytes = 100
+    with pytest.raises(ShoalError, match="SESSION_INVALID"):
+        await front.step("1", "t2")
+    front.answer_bytes = 1
+    assert await front.step("1", "t3") == 1
+    await front.step("1", "t4", end=True)  # what ends gives its room back
+    await front.step("3", "t1", start=True)
+    huge = Front("huge", OLD, {}, Limits(session_bytes=2**20), shape=(2**40,))
+    with pytest.raises(ShoalError, match="SESSION_INVALID"):
+        await huge.step("1", "t1", start=True)
+    assert huge.runs == 0
+
+
+async def test_a_session_that_is_offered_takes_no_more_room_than_one_of_this_front(pair: Pair) -> None:
+    fronts = {"old": pair.old}
+    fronts["new"] = Front("new", NEW, fronts, Limits(tenant_bytes=100))
+    pair.old.shape, pair.old.fronts = (64,), fronts
+    for sequence in ("1", "2"):
+        await pair.old.step(sequence, "t1", start=True)
+    Pair(pair.old, fronts["new"]).hand()
+    await until(lambda: pair.old.sessions.counted["not_given"], WAIT_S, "the second to be refused")
+    assert (pair.old.count(), fronts["new"].count()) == (1, 1)
+
+
+async def test_a_large_answer_is_not_kept_and_its_step_not_run_again(pair: Pair) -> None:
+    pair.old.answer_bytes = 2 * 2**20
+    await pair.old.step("7", "t1", start=True)
+    with pytest.raises(ShoalError, match="SESSION_STEP"):
+        await pair.old.step("7", "t1", start=True)
+    assert await pair.old.step("7", "t2") == 1
+    assert pair.old.runs == 2
+
+
+async def test_first_steps_that_run_count_as_sessions(pair: Pair) -> None:
+    front = Front("small", OLD, {}, Limits(number=2))
+    steps = (front.step(str(number), "t1", start=True) for number in range(4))
+    told = await asyncio.gather(*steps, return_exceptions=True)
+    assert sum(isinstance(each, ShoalError) for each in told) == 2
+
+
+async def test_a_step_runs_again_at_the_same_worker_where_that_only_hung(pair: Pair) -> None:
+    await pair.old.step("7", "t1", start=True)
+    pair.old.failing = [Code.WORKER_CRASHED]
+    assert await pair.old.step("7", "t2") == 1
+    assert pair.old.sessions.counted["replayed"] == 1
+
+
+async def test_sessions_that_hang_hold_up_no_others(pair: Pair) -> None:
+    release = asyncio.Event()
+    waiting: list[bytes] = []
+
+    class Hanging(Front):
+        async def run(self, assignment: str, request: bytes) -> bytes:
+            if self.runs >= 40:
+                waiting.append(request)
+                await release.wait()
+            return await super().run(assignment, request)
+
+    fronts = {"new": pair.new}
+    old = fronts["old"] = Hanging("old", OLD, fronts)
+    for number in range(40):
+        await old.step(str(number), "t1", start=True)
+    hanging = [asyncio.create_task(old.step(str(number), "t2")) for number in range(10)]
+    await until(lambda: len(waiting) == 10, WAIT_S, "the steps to run")
+    Pair(old, pair.new).hand()
+    await until(lambda: pair.new.count() == 30, WAIT_S, "the idle ones to be there")
+    release.set()
+    assert await asyncio.gather(*hanging) == [1] * 10
+    await until(lambda: (old.count(), pair.new.count()) == (0, 40), WAIT_S, "all to be there")
+
+
+async def test_a_session_does_not_go_to_a_replica_of_the_node_that_keeps_none(pair: Pair) -> None:
+    await pair.old.step("7", "t1", start=True)
+    pair.old.told(Handover("m-1", "a-none", "old", "10.0.0.1:1"))
+    assert await pair.old.step("7", "t2") == 1
+    pair.old.told()
+    assert await pair.old.step("7", "t3") == 2

@@ -1,10 +1,12 @@
 """Whether a model takes and gives the state that a workload's `session` names."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from shoal.types.codes import Code, Refusal
-from shoal.types.profile import ModelProfile, TensorSpec
+from shoal.types.profile import ITEM_BYTES, ModelProfile, TensorSpec
+from shoal.types.workload import SESSION_BYTES
 
 KINDLESS: Final = frozenset({"BYTES"})
 """Datatypes that have no zero to begin with."""
@@ -14,6 +16,7 @@ def misfits(profile: ModelProfile, session: Mapping[str, str], source: str) -> I
     """(state input, why it cannot carry state from step to step). source: the model, as its document names it."""
     inputs = {spec.name: spec for spec in profile.inputs}
     outputs = {spec.name: spec for spec in profile.outputs}
+    held = 0
     for taken, given in session.items():
         into, out = inputs.get(taken), outputs.get(given)
         if into is None:
@@ -25,6 +28,12 @@ def misfits(profile: ModelProfile, session: Mapping[str, str], source: str) -> I
         elif not _agree(into, out):
             found = f"{taken} has shape {list(into.shape)}, {given} has {list(out.shape)}"
             yield taken, _refusal(found, "one shape, but for axes that either leaves open")
+        elif (held := held + _size(into)) > SESSION_BYTES:
+            yield taken, _refusal(f"{source} begins with {held} bytes of state", f"at most {SESSION_BYTES}")
+
+
+def _size(spec: TensorSpec) -> int:
+    return ITEM_BYTES.get(spec.dtype, 1) * math.prod(1 if size < 0 else size for size in spec.shape)
 
 
 def _agree(into: TensorSpec, out: TensorSpec) -> bool:
