@@ -1769,7 +1769,9 @@ Global___CanMoveReply: _TypeAlias = CanMoveReply  # noqa: Y015
 
 @_typing.final
 class MigrationPlace(_message.Message):
-    """One of the two replicas of a move."""
+    """One of the two replicas of a move. region: of what another region runs; then assignment is the agreement, and node and
+    device are empty.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1778,11 +1780,13 @@ class MigrationPlace(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     node: _builtins.str
     device: _builtins.str
     model: _builtins.str
     precision: _builtins.str
+    region: _builtins.str
     def __init__(
         self,
         *,
@@ -1791,10 +1795,11 @@ class MigrationPlace(_message.Message):
         device: _builtins.str = ...,
         model: _builtins.str = ...,
         precision: _builtins.str = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "model", b"model", "node", b"node", "precision", b"precision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device", b"device", "model", b"model", "node", b"node", "precision", b"precision", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,10 +1,17 @@
 """Watching moves from the command line."""
 
-from typing import cast
+import json
+from contextlib import nullcontext
+from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
-from shoal.cli.commands.migrate import follow
+from shoal.cli.commands.apply import finish
+from shoal.cli.commands.migrate import drain, follow, migrate
+from shoal.cli.render.migrations import stage_line
+from shoal.cli.render.output import line
+from shoal.cli.render.resources import show
 from shoal.client import Region
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2
@@ -22,18 +29,83 @@ class Listed:
         return operator_pb2.GetReply(migrations=found)
 
 
+class Ready:
+    """A region in which everything applied is ready."""
+
+    def get(self, kind: str) -> operator_pb2.GetReply:
+        return operator_pb2.GetReply()
+
+
 def view(name: str, stage: str) -> operator_pb2.MigrationView:
     return operator_pb2.MigrationView(id=name, stage=stage)
 
 
 def test_it_returns_when_all_are_over() -> None:
     api = Listed((view("m-1", "staging"), view("m-2", "done")), (view("m-1", "aborted"), view("m-2", "done")))
-    ended = follow(cast(Region, api), [view("m-1", "planned"), view("m-2", "planned")])
+    ended = follow(cast(Region, api), [view("m-1", "planned"), view("m-2", "planned")], line)
     assert [one.stage for one in ended] == ["aborted", "done"]
 
 
 def test_one_that_is_listed_no_more_ends_the_watch() -> None:
     api = Listed((view("m-other", "done"),))
     with pytest.raises(ShoalError) as caught:
-        follow(cast(Region, api), [view("m-1", "planned")])
+        follow(cast(Region, api), [view("m-1", "planned")], line)
     assert caught.value.code is Code.MIGRATION_UNKNOWN
+
+
+class Drained(Listed):
+    """A region of which one node is drained."""
+
+    def drain(self, node: str) -> operator_pb2.DrainReply:
+        return operator_pb2.DrainReply(migrations=[view("m-1", "planned")])
+
+    def migrate(self, *_: str) -> operator_pb2.MigrationView:
+        return view("m-1", "planned")
+
+
+@pytest.mark.parametrize("command", [[drain, "edge-1"], [migrate, "reader", "--to", "edge-2"]])
+def test_for_programs_stdout_is_the_outcome_alone(command: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [operator_pb2.MigrationStage(stage="planned"), operator_pb2.MigrationStage(stage="done", note="all of it")]
+    api = Drained((operator_pb2.MigrationView(id="m-1", stage="done", stages=told),))
+    monkeypatch.setattr("shoal.cli.commands.migrate.connected", lambda *_: nullcontext(api))
+    answer = CliRunner().invoke(command[0], [*command[1:], "--watch", "-o", "json"])
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.stdout)
+    (moved,) = found.get("migrations", [found])
+    assert moved["stage"] == "done"
+    assert "m-1  done  all of it" in answer.stderr
+
+
+def test_ready_is_said_beside_what_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = operator_pb2.ApplyReply(revision=3)
+    finish(cast(Region, Ready()), reply, "", wait=True, timeout_s=1, output="json")
+    said = capsys.readouterr()
+    assert (json.loads(said.out)["revision"], said.err) == (3, "ready\n")
+    finish(cast(Region, Ready()), reply, "", wait=True, timeout_s=1, output="table")
+    said = capsys.readouterr()
+    assert said.out.endswith("ready\n")
+
+
+def test_what_differs_is_said_beside_what_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = operator_pb2.ApplyReply(stale=["reader goes elsewhere"])
+    with pytest.raises(ShoalError) as caught:
+        finish(cast(Region, Ready()), reply, "abc", wait=False, timeout_s=1, output="json")
+    assert caught.value.code is Code.PLAN_STALE
+    said = capsys.readouterr()
+    assert json.loads(said.out)["stale"] == ["reader goes elsewhere"]
+    assert "reader goes elsewhere" in said.err
+
+
+def test_a_move_home_shows_from_which_region(capsys: pytest.CaptureFixture[str]) -> None:
+    home = operator_pb2.MigrationView(
+        id="m-1",
+        source=operator_pb2.MigrationPlace(assignment="a-1", region="us-east"),
+        target=operator_pb2.MigrationPlace(assignment="reader-1", node="edge-1", device="cpu0"),
+        stage="staging",
+        stages=[operator_pb2.MigrationStage(stage="planned", at=1.0)],
+    )
+    assert "us-east -> edge-1/cpu0" in stage_line(home)
+    show("migrations", [home], wide=False)
+    shown = capsys.readouterr().out
+    assert "us-east" in shown
+    assert "edge-1/cpu0" in shown

@@ -8,7 +8,7 @@ from shoal.cli.documents import push_sources, read
 from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import refusal_of
-from shoal.cli.render.output import emit, line
+from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.plan import problems_of, show_plan, show_problems
 from shoal.client import Region
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -53,7 +53,7 @@ def finish(
         raise click.exceptions.Exit(255)
     if reply.stale:
         for text in reply.stale:
-            line(f"  differs: {text}")
+            progress(output)(f"  differs: {text}")
         raise ShoalError(
             Refusal(
                 Code.PLAN_STALE,
@@ -67,7 +67,7 @@ def finish(
     if wait:
         applied = [(plan.workload.tenant, plan.workload.name) for plan in reply.plan.workloads]
         await_ready(api, applied, timeout_s, reply.plan.computed_at)
-        line("ready")
+        progress(output)("ready")
 
 
 def await_ready(api: Region, workloads: list[tuple[str, str]], timeout_s: float, since: float) -> None:

@@ -1,14 +1,14 @@
 """`shoal migrate`, `shoal drain`: live moves of replicas."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 
 from shoal.cli.options import connected, connection, output, tenant
 from shoal.cli.render.data import as_data
 from shoal.cli.render.migrations import ended, refusal_of, show_migration, stage_line
-from shoal.cli.render.output import emit, line
+from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
 from shoal.client import Region
 from shoal.types.codes import Code, refuse
@@ -38,7 +38,7 @@ def migrate(
     with connected(context, region) as api:
         begun = api.cancel_migration(cancel) if cancel else api.migrate(tenant, workload, to or "", replica)
         if watch:
-            (begun,) = follow(api, [begun])
+            (begun,) = follow(api, [begun], progress(output))
     if output in ("json", "yaml"):
         emit(as_data(begun), output)
     elif watch:
@@ -58,9 +58,10 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
     """Empty NODE: nothing new comes to it, and each of its replicas moves to another node, live."""
     with connected(context, region) as api:
         reply = api.drain(node)
-        moves = follow(api, reply.migrations) if watch else list(reply.migrations)
+        moves = follow(api, reply.migrations, progress(output)) if watch else list(reply.migrations)
     if output in ("json", "yaml"):
-        emit(as_data(reply), output)
+        outcome = operator_pb2.DrainReply(node=reply.node, migrations=moves, unmoved=reply.unmoved)
+        emit(as_data(outcome), output)
     else:
         line(f"{node} is cordoned, {len(moves)} of its replicas move")
         for one in moves:
@@ -76,7 +77,7 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
 
 
 def follow(
-    api: Region, begun: Iterable[operator_pb2.MigrationView]
+    api: Region, begun: Iterable[operator_pb2.MigrationView], say: Callable[[str], None]
 ) -> list[operator_pb2.MigrationView]:  # fmt: skip
     """Says each new stage once; returns when all are over. Raises ShoalError(MIGRATION_UNKNOWN): one is forgotten."""
     known = {one.id: one for one in begun}
@@ -84,7 +85,7 @@ def follow(
     while True:
         for one in known.values():
             for stage in one.stages[said[one.id] :]:
-                line(f"{one.id}  {stage.stage.replace('_', ' ')}  {stage.note}".rstrip(), "dim")
+                say(f"{one.id}  {stage.stage.replace('_', ' ')}  {stage.note}".rstrip())
             said[one.id] = len(one.stages)
         if all(ended(one) for one in known.values()):
             return list(known.values())

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from shoal.cli.render.output import line, table
-from shoal.cli.render.resources import reason, when
+from shoal.cli.render.resources import place, reason, when
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour
 from shoal.v1 import nouns_pb2, operator_pb2
@@ -98,6 +98,5 @@ def _show_verdict(verdict: nouns_pb2.Verdict, *, went_on: bool) -> None:
 
 
 def _way(migration: operator_pb2.MigrationView) -> str:
-    source = f"{migration.source.node}/{migration.source.device}"
-    target = f"{migration.target.node}/{migration.target.device}" if migration.target.node else migration.to or "?"
-    return f"{migration.workload.tenant}/{migration.workload.name}  {source} -> {target}"
+    target = place(migration.target) or migration.to or "?"
+    return f"{migration.workload.tenant}/{migration.workload.name}  {place(migration.source)} -> {target}"

@@ -1,7 +1,7 @@
 """Tables for people, JSON and YAML for programs. NO_COLOR and pipes are honoured by rich."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import yaml
@@ -45,6 +45,11 @@ def line(text: str, style: str = "") -> None:
 def note(text: str) -> None:
     """Beside the answer, on stderr."""
     _beside.print(Text(clean(text), style="dim"))
+
+
+def progress(output: str) -> Callable[[str], None]:
+    """What says how it goes: where programs read the answer, beside it."""
+    return note if output in ("json", "yaml") else line
 
 
 def clean(text: str) -> str:

@@ -122,6 +122,11 @@ def signer(signature: artifacts_pb2.ModelSignature) -> str:
     return f"{signature.key} ({signature.model}{version}{ends})" if signature.key else ""
 
 
+def place(one: operator_pb2.MigrationPlace) -> str:
+    """Empty of one that is not known."""
+    return f"{one.node}/{one.device}" if one.node else one.region
+
+
 def _gain(row: operator_pb2.MigrationView) -> str:
     """What was expected, and what came where that is known."""
     if not row.HasField("expected"):
@@ -326,8 +331,8 @@ _COLUMNS["agreements"] = (
 _COLUMNS["migrations"] = (
     ("MIGRATION", lambda row: row.id),
     ("WORKLOAD", lambda row: f"{row.workload.tenant}/{row.workload.name}"),
-    ("FROM", lambda row: f"{row.source.node}/{row.source.device}"),
-    ("TO", lambda row: f"{row.target.node}/{row.target.device}" if row.target.node else row.to or "anywhere"),
+    ("FROM", lambda row: place(row.source)),
+    ("TO", lambda row: place(row.target) or row.to or "anywhere"),
     ("STAGE", lambda row: row.stage.replace("_", " ")),
     ("SHARE", lambda row: f"{row.share:.0%}"),
     ("VERIFIED", lambda row: ("yes" if row.verdict.passed else "no") if row.verdict.migration else "-"),

@@ -120,6 +120,7 @@ def _place(place: Place) -> operator_pb2.MigrationPlace:
         device=place.device,
         model=place.model,
         precision=place.precision,
+        region=place.region,
     )
 
 

@@ -111,6 +111,14 @@ async def test_what_waits_for_its_turn_says_so(world: World) -> None:
     assert view.reason.code == Code.WAITING_FOR_TURN
 
 
+async def test_a_move_home_says_from_which_region(world: World) -> None:
+    _, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    home = replace(begun, source=replace(begun.source, node="", device="", region="us-east"))
+    view = migration_view(world.region.workloads, home, world.clock.now(), world.clock.wall())
+    assert (view.source.region, view.source.node) == ("us-east", "")
+
+
 async def test_a_restart_at_any_state_finds_it_and_goes_on(world: World, tmp_path: Path) -> None:
     source, target = await two(world)
     begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
