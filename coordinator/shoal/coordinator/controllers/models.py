@@ -3,7 +3,7 @@
 A refused model leaves no bytes behind.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -102,7 +102,7 @@ class ModelsController:
         try:
             return await self._inspector.inspect_pack(path, digest, profile)
         except BaseException:
-            await self._forget_pack(digest)
+            await self._forget(digest)
             raise
 
     async def keep_pack(self, pack: PackRef, model: str, *, actor: str) -> bool:
@@ -113,13 +113,14 @@ class ModelsController:
                 known = catalog.packs.get(pack.digest) or PackRecord(pack.digest, self._clock.wall(), actor, {})
                 if profile.digest in known.read_for:
                     return True
+                await self._check_bytes(pack.digest)
                 after = replace(known, read_for={**known.read_for, profile.digest: pack})
                 event = Event("SAMPLES_KEPT", pack.digest, f"{pack.count} for {profile.digest}", actor)
                 await self._truth.commit({PACKS + pack.digest: records.dump(after)}, events=[event])
                 self._adopt(replace(self._catalog(), packs={**self._catalog().packs, pack.digest: after}))
                 return False
         except BaseException:
-            await self._forget_pack(pack.digest)
+            await self._forget(pack.digest)
             raise
 
     def _profile(self, model: str) -> ModelProfile:
@@ -129,9 +130,21 @@ class ModelsController:
             raise ShoalError(unknown_model(model))
         return catalog.models[digest].profile
 
-    async def _forget_pack(self, digest: str) -> None:
-        if digest not in self._catalog().packs:
-            await self._blobs.delete(digest)
+    async def _forget(self, digest: str) -> None:
+        """Bytes that nothing records go. Not while another push of the same ones is being recorded."""
+        async with self._truth.changing:
+            if digest not in self._catalog().models and digest not in self._catalog().packs:
+                await self._blobs.delete(digest)
+
+    async def _check_bytes(self, digest: str) -> None:
+        """Another push of the same bytes may have failed, and taken them along, since they were inspected.
+
+        Raises ShoalError(MODEL_UNKNOWN)."""
+        if await self._blobs.stat(digest) is None:
+            raise refuse(
+                Code.MODEL_UNKNOWN, f"the bytes of {digest} went while they were pushed", "bytes that stay",
+                "push them again",
+            )  # fmt: skip
 
     async def borrow(self, region: str, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> None:
         """As push, of bytes that another region lends for what it has run here; nothing is read where the model is
@@ -160,6 +173,7 @@ class ModelsController:
                     raise ShoalError(unknown_model(digest))
                 if known is None:
                     assert profile is not None
+                    await self._check_bytes(digest)
                     model = ModelRecord(digest, (), self._clock.wall(), actor, profile, lent=lent)
                 else:
                     model = known if lent else replace(known, lent="")
@@ -171,8 +185,7 @@ class ModelsController:
                     await self._record(model, name, actor, signed)
                 return Pushed(model, existed=known is not None and not known.lent)
         except BaseException:
-            if digest not in self._catalog().models:
-                await self._blobs.delete(digest)
+            await self._forget(digest)
             raise
 
     async def inspect(self, size: Bytes, digest: str, chunks: AsyncIterator[bytes]) -> Pushed:
@@ -181,8 +194,7 @@ class ModelsController:
         if known is not None:
             return Pushed(known, existed=True)
         profile = await self._taken_in(size, digest, chunks)
-        if digest not in self._catalog().models:
-            await self._blobs.delete(digest)
+        await self._forget(digest)
         return Pushed(ModelRecord(digest, (), self._clock.wall(), _NOBODY, profile), existed=False)
 
     async def allow(self, model: str, version: int, actor: str) -> tuple[str, ...]:
@@ -248,13 +260,21 @@ class ModelsController:
                 "a model that nothing uses",
                 "delete those first",
             )
-        for pack in [each for each in catalog.packs.values() if set(each.read_for) == {digest}]:
-            await self._remove_pack(pack.digest, actor)
-        event = Event("MODEL_REMOVED", digest, name, actor)
-        await self._truth.commit({}, deletes=(MODELS + digest,), events=[event])
-        left = {key: other for key, other in self._catalog().models.items() if key != digest}
-        self._adopt(replace(self._catalog(), models=left))
-        await self._blobs.delete(digest)
+        models = {key: other for key, other in catalog.models.items() if key != digest}
+        read = {key: _readable(pack, models) for key, pack in catalog.packs.items()}
+        gone = [key for key, pack in read.items() if not pack.read_for]
+        packs = {key: pack for key, pack in read.items() if pack.read_for}
+        await self._truth.commit(
+            {PACKS + key: records.dump(pack) for key, pack in packs.items() if pack != catalog.packs[key]},
+            deletes=(MODELS + digest, *(PACKS + key for key in gone)),
+            events=[
+                *(Event("SAMPLES_REMOVED", key, "", actor) for key in gone),
+                Event("MODEL_REMOVED", digest, name, actor),
+            ],
+        )
+        self._adopt(replace(self._catalog(), models=models, packs=packs))
+        for each in (*gone, digest):
+            await self._blobs.delete(each)
         return digest, True
 
     async def _remove_pack(self, digest: str, actor: str) -> None:
@@ -273,8 +293,7 @@ class ModelsController:
         try:
             return await self._inspector.inspect(path, digest)
         except BaseException:
-            if digest not in self._catalog().models:
-                await self._blobs.delete(digest)
+            await self._forget(digest)
             raise
 
     def _check(self, signature: bytes, digest: str) -> Signed:
@@ -327,6 +346,11 @@ class ModelsController:
         event = Event("MODEL_KEPT", model.digest, ", ".join(model.names), actor)
         await self._truth.commit(puts, events=[event])
         self._adopt(replace(self._catalog(), models={**models, **changed}, newest=newest))
+
+
+def _readable(pack: PackRecord, models: Collection[str]) -> PackRecord:
+    """What it holds for those models."""
+    return replace(pack, read_for={model: found for model, found in pack.read_for.items() if model in models})
 
 
 def unknown_model(name: str) -> Refusal:

@@ -1,12 +1,14 @@
 """A workload's samples in a region: pushed for its model, pinned on apply, told to what verifies, kept while in use."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from harness.region import Agent, World
+from harness.region import DIGEST, Agent, World
 from shoal.coordinator.core.placement.model import Aim
+from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Against, InputsFrom, PackRef
@@ -131,3 +133,79 @@ async def test_what_was_refused_leaves_no_bytes(world: World, monkeypatch: pytes
     with pytest.raises(ShoalError):
         await push(world)
     assert PACK not in world.models.kept
+
+
+async def test_samples_stay_while_one_of_their_models_does_and_go_with_the_last(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the very transaction that the model goes with."""
+    models, other = world.region.models, "sha256:" + "b" * 64
+    await models.push("other", Bytes(1000), other, content(), actor="test")
+    await push(world)
+    found = await models.receive_pack("other", Bytes(1000), PACK, content())
+    assert not await models.keep_pack(found, "other", actor="test")
+    await models.remove("other", "test")
+    assert set(world.region.workloads.catalog.packs[PACK].read_for) == {DIGEST}
+    assert PACK in world.models.kept
+    commits, commit = list[Transaction](), world.store.commit
+
+    async def counted(transaction: Transaction) -> int:
+        commits.append(transaction)
+        return await commit(transaction)
+
+    monkeypatch.setattr(world.store, "commit", counted)
+    await models.remove("ocr", "test")
+    assert len(commits) == 1
+    assert not world.region.workloads.catalog.packs
+    assert PACK not in world.models.kept
+    await world.store.close()
+    again = await World.open(tmp_path, world)
+    assert not again.region.workloads.catalog.packs
+    await again.store.close()
+
+
+async def test_a_push_that_fails_takes_no_bytes_from_one_that_was_inspected(world: World) -> None:
+    """Two push the same file; the second one is cut off or refused between the first one's two halves."""
+    models = world.region.models
+    first = await models.receive_pack("ocr", Bytes(1000), PACK, content())
+    await world.models.delete(PACK)  # what the second one's refusal does
+    with pytest.raises(ShoalError) as caught:
+        await models.keep_pack(first, "ocr", actor="test")
+    assert caught.value.code is Code.MODEL_UNKNOWN
+    assert not world.region.workloads.catalog.packs, "nothing is known of which the bytes are gone"
+    other = "sha256:" + "b" * 64
+    profile = await models.receive("other", Bytes(1000), other, content())
+    await world.models.delete(other)
+    with pytest.raises(ShoalError) as caught:
+        await models.keep(profile, "other", other, actor="test")
+    assert caught.value.code is Code.MODEL_UNKNOWN
+    assert other not in world.region.workloads.catalog.models
+
+
+async def test_a_refused_push_takes_no_bytes_while_another_is_being_recorded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = world.region.models
+    first = await models.receive_pack("ocr", Bytes(1000), PACK, content())
+
+    turned = asyncio.Event()
+
+    async def refused(*_: object) -> PackRef:
+        turned.set()
+        raise refuse(Code.MODEL_INVALID)
+
+    second = models.receive_pack("ocr", Bytes(1000), PACK, content())
+    pushing, commit = list[asyncio.Task[PackRef]](), world.store.commit
+
+    async def meanwhile(transaction: Transaction) -> int:
+        pushing.append(asyncio.create_task(second))
+        await turned.wait()
+        return await commit(transaction)
+
+    monkeypatch.setattr(world.models, "inspect_pack", refused)
+    monkeypatch.setattr(world.store, "commit", meanwhile)
+    await models.keep_pack(first, "ocr", actor="test")
+    with pytest.raises(ShoalError):
+        await pushing[0]
+    assert PACK in world.region.workloads.catalog.packs
+    assert PACK in world.models.kept
