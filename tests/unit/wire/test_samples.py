@@ -1,6 +1,7 @@
 """A pack of samples: what numpy writes is read, what a stranger makes of it is refused."""
 
 import io
+import struct
 import zipfile
 from contextlib import suppress
 from typing import Any
@@ -71,6 +72,48 @@ def test_answers_come_with_it_where_all_of_them_do() -> None:
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ShoalError) as caught:
         read_pack(data, (X,), (Y,))
+    assert caught.value.code is Code.MODEL_INVALID
+
+
+def many(count: int) -> bytes:
+    """A file whose directory has so many entries, whatever its end record says of their number."""
+    directory = (b"PK\x01\x02" + bytes(42)) * count
+    return directory + b"PK\x05\x06" + bytes(4) + b"\x01\0\x01\0" + struct.pack("<LLH", len(directory), 0, 0)
+
+
+def beyond_64(data: bytes) -> bytes:
+    """With the locator of a second end record before the first."""
+    return data[:-22] + b"PK\x06\x07" + bytes(16) + data[-22:]
+
+
+def broken_lzma() -> bytes:
+    data = bytearray(raw({"x.npy": header("(2, 1, 3)") + bytes(24)}, zipfile.ZIP_LZMA))
+    for at in range(len("x.npy") + 30 + 4, len("x.npy") + 30 + 12):
+        data[at] = 0xFF
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        raw({"x.npy": header("(((")}), raw({"x.npy": header(f"(0, {10**30})")}), raw({"x.npy": header("-" * 9_000)}),
+        raw({"x.npy": header("(2, 1, 3)").replace(b"'<f4'", b"()   ")}),
+        raw({"x.npy": header("(2, 1, 3)").replace(b"'<f4'", b"[()] ")}),
+        *(raw({"x.npy": header("(2, 1, 3)") + bytes(24)}, other) for other in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)),
+        broken_lzma(), many(257), beyond_64(raw({"x.npy": header("(2, 1, 3)") + bytes(24)})),
+        raw({"x.npy": header("(2, 1, 3)") + bytes(24)}) + bytes(7), b"PK\x05\x06" + bytes(8) + b"\xff" * 8 + bytes(2),
+    ],
+)  # fmt: skip
+def test_what_is_made_to_break_the_reader_is_refused(data: bytes) -> None:
+    with pytest.raises(ShoalError) as caught:
+        read_pack(data, (X,), (Y,))
+    assert caught.value.code is Code.MODEL_INVALID
+
+
+def test_the_directory_of_a_file_is_not_read_before_its_entries_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zipfile.ZipFile", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ShoalError) as caught:
+        read_pack(many(1_400_000), (X,), (Y,))
     assert caught.value.code is Code.MODEL_INVALID
 
 
