@@ -119,6 +119,10 @@ class Gauges:
         """From now on its joules count to that device."""
         self._devices_of[assignment] = device
 
+    def gone(self, assignment: str) -> None:
+        """Nothing of it runs any more."""
+        self._devices_of.pop(assignment, None)
+
     def _count(self, workers: Sequence[WorkerStats]) -> None:
         """What each has used since the last sample; all of it where its counters began anew."""
         for each in workers:

@@ -133,6 +133,7 @@ class Replicas:
                 continue  # its worker is still to be stopped; then this is looked at again
             for task in self._held.pop(name).tasks():
                 task.cancel()
+            self._gauges.gone(name)
             self._turned()
 
     def serving(self) -> tuple[LocalWorker, ...]:
