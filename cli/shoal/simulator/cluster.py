@@ -124,6 +124,8 @@ class Cluster:
         )
         await region.start()
         process.check()
+        for migration in region.workloads.migrations.live:  # one may have been written as the last one died
+            self.world.record("move.step", **told(migration))
         self.watch = Watch(self.world, region, self.operators.deleted)
         self.region = region
         self.network.listen(process, region.fleet)
