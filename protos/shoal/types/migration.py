@@ -115,6 +115,11 @@ class MigrationRule:
     allow_gap_s: Seconds = Seconds(0.0)
 
 
+def has_answers(rule: MigrationRule) -> bool:
+    """Whether the workload's own samples say what is to be answered."""
+    return rule.pack is not None and rule.pack.answers
+
+
 @dataclass(frozen=True, slots=True)
 class Verification:
     """What a replica must show, once it is warm, before it is READY. source, source_node, source_address: the replica

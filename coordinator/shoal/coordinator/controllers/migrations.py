@@ -23,7 +23,7 @@ from shoal.coordinator.core.migration.model import (
     Shifting,
     State,
 )
-from shoal.coordinator.core.migration.moves import forbids
+from shoal.coordinator.core.migration.moves import forbids, left_dark
 from shoal.coordinator.core.workloads.invariants import Underway
 from shoal.coordinator.ports import Store
 from shoal.types.migration import Verdict
@@ -87,7 +87,8 @@ class Migrations:
         """For the transaction. Only what is committed is adopted."""
         puts = {MIGRATIONS + name: records.dump(StoredMigration(now, each)) for name, each in changed.items()}
         after = {**self.all, **changed}
-        spent = sorted((each for each in after.values() if each.is_over and not forbids(each)), key=_ended)
+        over = (each for each in after.values() if each.is_over and not (forbids(each) or left_dark(each)))
+        spent = sorted(over, key=_ended)
         old = [MIGRATIONS + each.id for each in spent if each.id not in changed]
         return Written(puts, tuple(old[: max(0, len(spent) - KEPT)]))
 

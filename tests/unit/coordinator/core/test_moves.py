@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from unit.coordinator.core.region import DIGEST, GIB, SMALL, START, Region, device, intent, node, receipt
 
 from shoal.coordinator.core.fleet import updates
@@ -266,6 +267,39 @@ def test_a_rollback_is_not_held_to_the_answers_of_what_it_leaves() -> None:
     region.run(40)
     (other,) = [each for each in region.migrations.values() if each.id != moving.id]
     assert other.rule.against is Against.SOURCE, "the same model elsewhere has to answer the same"
+
+
+def test_a_rollback_is_held_to_what_its_samples_are_to_answer() -> None:
+    region = settled("a", "b")
+    pack = PackRef("sha256:" + "d" * 64, Bytes(1000), 16, answers=True)
+    back = intent(models=(ModelRef("small.onnx", SMALL, ""),), migration=MigrationRule(pack=pack))
+    region.intents = (replace(back, back=True),)
+    region.run(60)
+    (moving,) = region.migrations.values()
+    assert (moving.stage, moving.rule.against) == (Stage.DONE, Against.REFERENCE)
+    assert moving.verdict is not None
+    assert moving.verdict.against is Against.REFERENCE
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_its_source_leaves_unverified_shows_its_samples_or_is_told(*, answers: bool) -> None:
+    region = settled("a", "b")
+    pack = PackRef("sha256:" + "d" * 64, Bytes(1000), 16, answers=answers)
+    moving = region.migrate("b", pack=pack)
+    region.agents["b"].load_s = 30.0
+    region.run(2)
+    region.agents["a"].up = False
+    while not region.migrations[moving].is_over:
+        region.step()
+    assert stages(region, moving)[-1] is Stage.ABORTED
+    (left,) = region.desired["b"].assignments
+    assert (left.verification.against if left.verification is not None else None) == (
+        Against.REFERENCE if answers else None
+    )
+    assert ("MIGRATION_UNVERIFIED" in {each.code for each in region.events}) is not answers
+    region.agents["b"].wrong = True
+    region.run(40)
+    assert bool(weights(region, "b")) is not answers, "wrong answers are caught where they are known to be wrong"
 
 
 def test_replicas_move_one_after_the_other() -> None:

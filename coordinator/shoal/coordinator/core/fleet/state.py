@@ -20,6 +20,9 @@ CLOCK_ALLOWANCE_S = Seconds(300.0)
 
 SUSPECT_AFTER_BEATS = 3
 """A node is suspect when this many of its heartbeats are missing."""
+SETTLE_BEATS = 2
+"""Heartbeats that a new replica is in the routes, and a draining one out of them, before the old one goes: the time
+that routes take to reach every front."""
 
 
 class Liveness(StrEnum):
@@ -41,6 +44,10 @@ class Timing:
     @property
     def suspect_after_s(self) -> Seconds:
         return Seconds(SUSPECT_AFTER_BEATS * self.heartbeat_s)
+
+    @property
+    def settle_s(self) -> Seconds:
+        return Seconds(SETTLE_BEATS * self.heartbeat_s)
 
 
 @dataclass(frozen=True, slots=True)

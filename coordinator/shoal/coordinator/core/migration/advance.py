@@ -1,6 +1,6 @@
 """One step of the region with its migrations: what to do, what becomes of each, and what both replicas are told."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -9,6 +9,7 @@ from shoal.coordinator.core.migration import crossing, machine
 from shoal.coordinator.core.migration.budget import Allotted, Held, allot
 from shoal.coordinator.core.migration.expected import came, expected_between, is_settled
 from shoal.coordinator.core.migration.model import (
+    Aborted,
     Alone,
     Came,
     Cause,
@@ -25,7 +26,7 @@ from shoal.coordinator.core.migration.model import (
     Stage,
     Told,
 )
-from shoal.coordinator.core.migration.moves import blocked, forbids, moves_of, outlived
+from shoal.coordinator.core.migration.moves import blocked, forbids, left_dark, moves_of, outlived
 from shoal.coordinator.core.migration.tolerance import completed
 from shoal.coordinator.core.migration.triggers import look as look_at
 from shoal.coordinator.core.migration.triggers.view import View
@@ -34,7 +35,6 @@ from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
 from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Replaced, World
 from shoal.coordinator.core.workloads.model import Stage as Began
-from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
 from shoal.coordinator.core.workloads.trouble import broken
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
@@ -46,8 +46,9 @@ from shoal.types.migration import (
     MigrationRule,
     Verification,
     Verifier,
+    has_answers,
 )
-from shoal.types.units import Bytes, Elapsed, Seconds, Wall
+from shoal.types.units import Bytes, Elapsed, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
 Migrations = Mapping[str, Migration]
@@ -71,10 +72,11 @@ def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
     desired = {node: content.assignments for node, content in world.desired.items()}
     every = migrations.values()
     courses = crossing.courses_of(every, now)
+    failed = broken(world.memory, world.fleet, desired, now)
     return replace(
         world,
         moves=moves_of(every),
-        blocked=blocked(every, world.fleet, desired, now),
+        blocked=blocked(every, world.intents, world.fleet, desired, failed, now),
         courses=courses,
         crossed=crossing.crossed_of(every),
     )
@@ -92,7 +94,7 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
     def scope() -> Scope:
         return Scope(inputs_of(world, now, wall))
 
-    limits = Limits(settle_s=Seconds(SETTLE_BEATS * world.fleet.timing.heartbeat_s))
+    limits = Limits(settle_s=world.fleet.timing.settle_s)
     intents = {intent.key: intent for intent in world.intents}
     changed, told = dict[str, Migration](), list[Happened]()
 
@@ -119,14 +121,14 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
         if found is not None:
             place = found if isinstance(found, Place) else _place(world.fleet, *found)
             note(*machine.placed(each, place, now, wall, limits))
+    assigned = frozenset(one.id for each in _assignments(decision).values() for one in each)
     scene = _Scene(world, decision, broken(decision.memory, world.fleet, _assignments(decision), now), wall)
     for name in sorted(migrations):
         if name not in changed and not migrations[name].is_over:
             after, events = machine.step(migrations[name], scene.seen(migrations[name]), now, wall, limits)
             if after != migrations[name]:
                 note(after, events)
-        blamed = name not in changed and forbids(migrations[name])
-        if blamed and (migrations[name].workload not in intents or outlived(migrations[name], world.fleet)):
+        if name not in changed and _forgiven(migrations[name], intents, assigned, world.fleet):
             note(replace(migrations[name], cleared=True), ())
     held: tuple[Held, ...] | None = None
     news: tuple[Held, ...] = ()
@@ -142,6 +144,15 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
     told_of = _told(decision, {**migrations, **changed}, rules, world.fleet, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
     return Advanced(equipped, changed, held, news)
+
+
+def _forgiven(
+    migration: Migration, intents: Mapping[WorkloadKey, Intent], assigned: Collection[str], fleet: Fleet
+) -> bool:  # fmt: skip
+    """What is held against its target says nothing any more."""
+    if forbids(migration):
+        return migration.workload not in intents or outlived(migration, fleet)
+    return left_dark(migration) and migration.source.assignment not in assigned
 
 
 def view(
@@ -276,7 +287,8 @@ def _asked(replaced: Replaced, intent: Intent) -> Migration:
     if not (intent.back and left and asked.rule.against is Against.SOURCE):
         return asked
     why = "a rollback: the answers of what it leaves are no measure for what served before"
-    return replace(asked, rule=replace(asked.rule, against=Against.NONE), reason=why)
+    against = Against.REFERENCE if has_answers(asked.rule) else Against.NONE
+    return replace(asked, rule=replace(asked.rule, against=against), reason=why)
 
 
 def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
@@ -296,6 +308,7 @@ def _told(
     desired, memory = decision.desired, decision.memory
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
     hands, takes = dict[str, Handover](), dict[str, Giver]()
+    referring = dict[str, MigrationRule]()
     for migration in migrations.values():
         if migration.crosses:
             shows |= _crossing(migration, fleet, limits)
@@ -305,6 +318,8 @@ def _told(
             if state is not None:
                 hands[giver.assignment] = Handover(migration.id, taker.assignment, taker.node, state.node.grpc_address)
                 takes[taker.assignment] = Giver(migration.id, giver.node)
+        if _alone_left(migration) and migration.target is not None and has_answers(migration.rule):
+            referring[migration.target.assignment] = replace(migration.rule, against=Against.REFERENCE)
         if isinstance(migration.state, Preparing | Alone | RollingBack) and migration.target is not None:
             shows[migration.target.assignment] = _verification(migration, fleet, limits)
         if isinstance(migration.state, Preparing) and migration.target is not None:
@@ -312,7 +327,7 @@ def _told(
 
     def told(one: Assignment) -> Assignment:
         verifiers = (answers[one.id],) if one.id in answers else ()
-        show = shows.get(one.id) or _by_itself(one, rules.get(one.workload), memory, limits)
+        show = shows.get(one.id) or _by_itself(one, referring.get(one.id, rules.get(one.workload)), memory, limits)
         handover = hands.get(one.id) if one.session else None
         givers = (takes[one.id],) if one.session and one.id in takes else ()
         if (one.verification, one.verifiers, one.handover, one.givers) == (show, verifiers, handover, givers):
@@ -322,6 +337,13 @@ def _told(
     return {
         node: replace(content, assignments=tuple(map(told, content.assignments))) for node, content in desired.items()
     }
+
+
+def _alone_left(migration: Migration) -> bool:
+    """Its old replica was lost before the new one had shown anything: that goes on by itself."""
+    state = migration.state
+    lost = isinstance(state, Aborted) and state.refusal.code is Code.NODE_LOST
+    return lost and migration.verdict is None and migration.rule.against is Against.SOURCE
 
 
 def _by_itself(

@@ -12,7 +12,6 @@ from shoal.coordinator.core.placement.model import Inputs
 from shoal.coordinator.core.placement.rank import gain, values
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
-from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS
 from shoal.types.assignment import Observed
 from shoal.types.migration import Against, MigrationRule
 from shoal.types.units import Bytes, Elapsed, Seconds
@@ -92,7 +91,7 @@ def both_s(fleet: Fleet, rule: MigrationRule, here_p95_s: float, there: Predicti
     if there is None:
         return Seconds(math.nan)
     compared_s = 0.0 if rule.against is Against.NONE else rule.samples * (here_p95_s + there.latency_p95_s.mid)
-    step_s = max(rule.hold_s, SETTLE_BEATS * fleet.timing.heartbeat_s)
+    step_s = max(rule.hold_s, fleet.timing.settle_s)
     return Seconds(there.load_s.mid + compared_s + len(rule.steps) * step_s + rule.drain_s)
 
 

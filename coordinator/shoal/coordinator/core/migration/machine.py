@@ -29,7 +29,7 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.migration import Against, MigrationRule, Verdict, admits
+from shoal.types.migration import Against, MigrationRule, Verdict, admits, has_answers
 from shoal.types.units import Elapsed, Seconds, Wall
 
 LIMITS: Final = Limits()
@@ -148,7 +148,8 @@ def _preparing(
         return _back(migration, refusal, now, wall, limits)
     if (refusal := _source_gone(migration, seen)) is not None:
         # The new replica stays, as any other that takes the place of one that is lost.
-        return _enter(migration, Aborted(refusal, now), wall, str(refusal))
+        after, told = _enter(migration, Aborted(refusal, now), wall, str(refusal))
+        return after, (*told, *_unverified(migration))
     if (refusal := _target_gone(migration, seen) or seen.unwanted or _failed(migration, migration.verdict)) is not None:
         return _back(migration, refusal, now, wall, limits)
     if observed is None or not seen.target.seen:
@@ -157,7 +158,7 @@ def _preparing(
         after, told = _shift(migration, 0, seen, now, wall, limits)
         return after, (*_differs(migration.verdict), *told)
     if migration.gap and observed.phase is Phase.STAGED:
-        until = Elapsed(now + migration.rule.allow_gap_s)
+        until = Elapsed(now + migration.rule.allow_gap_s - _return_s(seen.source.observed, limits))
         note = f"{migration.source.where} goes first: for at most {migration.rule.allow_gap_s:g} s nobody serves"
         return _enter(replace(migration, dark_since=wall), Alone(Stage.CLEARING, now, until), wall, note)
     stage = _STAGE_OF.get(observed.phase, state.stage)
@@ -172,7 +173,8 @@ def _alone(
     observed = seen.target.observed
     migration = _with_verdict(migration, observed)
     if now >= state.until:
-        found = f"nobody served for {migration.rule.allow_gap_s:g} s{_last_said(observed)}"
+        dark_s = wall - (migration.dark_since if migration.dark_since is not None else wall)
+        found = f"nobody served for {dark_s:.1f} s, and the old one has to come back{_last_said(observed)}"
         return _back(migration, Refusal(Code.MOVE_TIMEOUT, found), now, wall, limits)
     refusal = _wrong(migration, observed) or _target_gone(migration, seen) or seen.unwanted
     if (refusal := refusal or _failed(migration, migration.verdict)) is not None:
@@ -191,6 +193,12 @@ def _alone(
     if _PREPARING.index(stage) <= _PREPARING.index(state.stage):
         return migration, ()
     return _enter(migration, replace(state, stage=stage, since=now), wall)
+
+
+def _return_s(source: Observed | None, limits: Limits) -> Seconds:
+    """What an old replica that has let go of its device takes to serve there again: its part of the gap."""
+    load_s = source.measured.load_s if source is not None and source.measured is not None else 0.0
+    return Seconds(load_s + limits.settle_s)
 
 
 def _lit(migration: Migration, wall: Wall) -> Migration:
@@ -324,6 +332,14 @@ def _failed(migration: Migration, verdict: Verdict | None) -> Refusal | None:
 def _differs(verdict: Verdict | None) -> tuple[Told, ...]:
     """Of one that goes on all the same, as its policy has it."""
     return () if verdict is None or verdict.passed else (Told("MIGRATION_DIFFERS", verdict.reason),)
+
+
+def _unverified(migration: Migration) -> tuple[Told, ...]:
+    """Of one that takes over from a replica that is lost, and was to be compared with that alone."""
+    if migration.rule.against is not Against.SOURCE or migration.verdict is not None or has_answers(migration.rule):
+        return ()
+    where = migration.target.where if migration.target is not None else ""
+    return (Told("MIGRATION_UNVERIFIED", f"the replica on {where} serves as it is: there is nobody left to ask"),)
 
 
 def _allowed_s(stage: Stage, rule: MigrationRule, limits: Limits) -> Seconds:

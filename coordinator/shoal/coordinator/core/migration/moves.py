@@ -1,6 +1,6 @@
 """What the region's migrations want of it now, and what those that failed forbid."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
@@ -21,7 +21,7 @@ from shoal.coordinator.core.placement.model import Move, Trial
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Elapsed
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import Intent, WorkloadKey
 
 WRONG: Final = frozenset({Code.VERIFY_FAILED})
 """What speaks against the place itself, until its device is measured anew or an operator clears the model."""
@@ -69,27 +69,35 @@ def move_of(migration: Migration) -> Move | None:
 
 def blocked(
     migrations: Iterable[Migration],
+    intents: Iterable[Intent],
     fleet: Fleet,
     desired: Mapping[str, tuple[Assignment, ...]],
+    broken: Container[str],
     now: Elapsed,
 ) -> Mapping[tuple[WorkloadKey, Trial], Refusal]:
     """Places that may not take over a workload's model, and why.
 
-    One that gave wrong answers: until its device is measured anew or `shoal model clear`. Where something else went
-    amiss: for the rule's `cooldown`, and only while the replica that it was to replace serves.
+    One that gave wrong answers: until its device is measured anew or `shoal model clear`. One for which nobody served,
+    and in vain: as long as the old replica is there and not `broken`, until a longer gap is allowed or an operator asks
+    for it. Where something else went amiss: for the rule's `cooldown`, and only while the replica that it was to
+    replace serves.
     """
+    allowed = {intent.key: intent.migration.allow_gap_s for intent in intents}
     found = dict[tuple[WorkloadKey, Trial], Refusal]()
     for each in migrations:
         if each.crosses or each.target is None or each.cleared or not isinstance(each.state, Aborted):
             continue
         code, trial = each.state.refusal.code, Trial(each.target.model, each.target.node, each.target.device)
-        wrong = forbids(each)
-        if wrong:
-            stands = not outlived(each, fleet)
+        if forbids(each):
+            stands, asked = not outlived(each, fleet), "a device that is measured anew"
+        elif left_dark(each):
+            stands = allowed.get(each.workload, 0.0) <= each.rule.allow_gap_s
+            stands = stands and each.source.assignment not in broken and _is_there(each, fleet, desired)
+            asked = f"`migration: allow_gap` above {each.rule.allow_gap_s:g} s"
         else:
             stands = now < each.state.at + each.rule.cooldown_s and _serves(each, fleet, desired)
+            asked = f"{each.rule.cooldown_s:.0f} s after it"
         if stands:
-            asked = "a device that is measured anew" if wrong else f"{each.rule.cooldown_s:.0f} s after it"
             found[each.workload, trial] = Refusal(Code.MOVE_BLOCKED, f"{each.id} ended there: {code}", asked)
     return found
 
@@ -98,6 +106,11 @@ def forbids(migration: Migration) -> bool:
     """Its target gave wrong answers, and nobody has taken that back."""
     state = migration.state
     return isinstance(state, Aborted) and state.refusal.code in WRONG and not migration.cleared
+
+
+def left_dark(migration: Migration) -> bool:
+    """Nobody served for it, in vain, and nobody has asked for it again."""
+    return isinstance(migration.state, Aborted) and migration.dark_since is not None and not migration.cleared
 
 
 def outlived(migration: Migration, fleet: Fleet) -> bool:
@@ -115,5 +128,13 @@ def _serves(migration: Migration, fleet: Fleet, desired: Mapping[str, tuple[Assi
     if state is None or state.liveness is not Liveness.READY or not state.reported:
         return False
     observed = state.observed.get(name)
+    there = _is_there(migration, fleet, desired)
+    return there and observed is not None and observed.phase is Phase.READY
+
+
+def _is_there(migration: Migration, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]) -> bool:
+    """The old replica is one still, whatever it does at this moment."""
+    node, name = migration.source.node, migration.source.assignment
+    state = fleet.nodes.get(node)
     stands = any(each.id == name and not each.draining for each in desired.get(node, ()))
-    return stands and observed is not None and observed.phase is Phase.READY
+    return stands and state is not None and state.liveness is not Liveness.LOST

@@ -16,6 +16,7 @@ from shoal.coordinator.core.placement.standing import current_of
 from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Assignment
 from shoal.types.codes import Code, Refusal
+from shoal.types.migration import Against
 from shoal.types.units import Bytes
 from shoal.types.workload import Standby, WorkloadKey
 
@@ -73,18 +74,20 @@ def _moved(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: bool) 
         found, books = _workload(solver, explain=explain)
         if found.placed >= plan.placed and sum(bool(target.moves) for target in found.targets) == len(moving):
             taken, best, after = [*moving], found, books
-        elif (instead := _instead(unmoved, move.source, moving, plan.placed, explain=explain)) is not None:
-            taken, (best, after) = [*moving], instead
+            continue
+        instead = _instead(unmoved, move.source, moving, plan.placed, explain=explain)
+        if instead is None or isinstance(instead, Refusal):
+            held[move.migration] = instead or why.unmoved(solver, move)
         else:
-            held[move.migration] = why.unmoved(solver, move)
+            taken, (best, after) = [*moving], instead
     return (replace(best, unmoved=held) if held else best), after
 
 
 def _instead(
     unmoved: Solver, source: str, moving: Sequence[Move], placed: int, *, explain: bool
-) -> tuple[WorkloadPlan, Books] | None:
+) -> tuple[WorkloadPlan, Books] | Refusal | None:
     """With a new replica in the room of `source`, which goes before that is loaded, where the policy allows a gap and
-    nothing else helps: the source's device is the only place for it."""
+    nothing else helps: the source's device is the only place for it. A refusal where the gap is too short for it."""
     scope, intent = unmoved.scope, unmoved.intent
     if intent.migration.allow_gap_s <= 0 or intent.session or any(move.gap for move in scope.moving):
         return None  # sessions have nowhere to be while nobody serves
@@ -99,9 +102,27 @@ def _instead(
     last = new[-1] if new else None
     if found.placed < max(placed, 1) or last is None or (last.node, last.device) != leaving.slot or last.standby:
         return None
+    needed_s, allowed_s = _gap_s(solver, last, source), intent.migration.allow_gap_s
+    if needed_s > allowed_s:
+        gap = f"{needed_s:.1f} s for the new one to come up, and the old one again should it fail"
+        return Refusal(Code.NO_ROOM_FOR_BOTH, gap, f"within `migration: allow_gap` {allowed_s:g} s")
     targets = tuple(replace(each, instead=source, staged=True) if each is last else each for each in found.targets)
     kept = Bytes(max(0, leaving.memory - last.memory_bytes))
     return replace(found, targets=targets), books.freed(leaving.slot, Bytes(-kept))
+
+
+def _gap_s(solver: Solver, target: Target, source: str) -> float:
+    """For how long nobody may serve at the most, by what is known or predicted of both."""
+    scope, rule = solver.scope, solver.intent.migration
+    names = (target.node, target.device, target.model)
+    there = next((each.prediction for each in solver.options if each.names == names), None)
+    state = scope.inputs.fleet.nodes.get(target.node)
+    observed = state.observed.get(source) if state is not None else None
+    again_s = observed.measured.load_s if observed is not None and observed.measured is not None else 0.0
+    if there is None:
+        return again_s
+    compared_s = 0.0 if rule.against is Against.NONE else rule.samples * there.latency_p95_s.mid
+    return there.load_s.mid + compared_s + again_s + scope.inputs.fleet.timing.settle_s
 
 
 def _occupied(scope: Scope, node: str, assignment: Assignment) -> Occupied:
@@ -121,7 +142,9 @@ def _replaced(unmoved: Solver, plan: WorkloadPlan, after: Books, *, explain: boo
     superseded += [each.assignment.id for each in unmoved.standing if each.assignment.id not in kept]
     for source in superseded:
         found = _instead(unmoved, source, (), plan.placed + 1, explain=explain)
-        if found is not None:
+        if isinstance(found, Refusal):
+            plan = replace(plan, refusal=found)
+        elif found is not None:
             return found
     return plan, after
 

@@ -19,7 +19,7 @@ from shoal.coordinator.core.workloads.model import (
     Wait,
     World,
 )
-from shoal.coordinator.core.workloads.reconcile import SETTLE_BEATS, reconcile
+from shoal.coordinator.core.workloads.reconcile import reconcile
 from shoal.coordinator.core.workloads.replacing import Moving
 from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, served_here, shares_of, tables
 from shoal.coordinator.core.workloads.schedule import holding, lead_s
@@ -43,7 +43,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     )
     inputs = inputs_of(replace(world, memory=memory), now, wall)
     plan = place(inputs, explain=False)
-    settled = _Settled(memory, Elapsed(now - SETTLE_BEATS * world.fleet.timing.heartbeat_s))
+    settled = _Settled(memory, Elapsed(now - world.fleet.timing.settle_s))
     elsewhere = frozenset(key for key in inputs.elsewhere if settled.away(key))
     outcome = reconcile(
         plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere,

@@ -16,10 +16,6 @@ from shoal.types.profile import ModelProfile
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
-SETTLE_BEATS = 2
-"""Heartbeats that a new replica is in the routes, and a draining one out of them, before the old one goes: the time
-that routes take to reach every front."""
-
 Desired = Mapping[str, tuple[Assignment, ...]]
 
 
@@ -95,7 +91,7 @@ class _Step:
         self.moves = {name: move for move in moves if move.target for name in (move.source, move.target)}
         self.issued = memory.issued
         self.marks = dict(memory.marks)
-        self.settle_s = SETTLE_BEATS * fleet.timing.heartbeat_s
+        self.settle_s = fleet.timing.settle_s
         self.waits = list[Wait]()
         self.events = list[Happened]()
         self.targets = {target.keeps: target for plan in plans.values() for target in plan.targets if target.keeps}
