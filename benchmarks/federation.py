@@ -30,10 +30,10 @@ from shoal.coordinator.clock import SystemClock
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.types.agreement import Release
 from shoal.types.device import Role
-from shoal.types.offer import Decline, Offer, Solicitation
+from shoal.types.offer import Decline, Demand, Offer, Solicitation
 from shoal.types.profile import ModelProfile
 from shoal.types.units import PerSecond, Seconds
-from shoal.types.workload import Limits, Requirements, Spread, Standby, Traffic, Weights, WorkloadKey
+from shoal.types.workload import Limits, Requirements, Spread, Standby, Weights, WorkloadKey
 from shoal.v1 import federation_pb2, federation_pb2_grpc, operator_pb2
 from shoal.wire import nouns, said
 from shoal.wire.enrol import Enrolled
@@ -267,7 +267,7 @@ def _solicitation(origin: str, name: str, profile: ModelProfile, *, indicative: 
         require=Requirements(None, True, "", (), (), 1, Spread.NODE, Standby.NONE, None, False, None),
         limits=Limits(),
         weights=Weights(0.5, 0.5, 0.0),
-        traffic=(Traffic(origin, PerSecond(0.01), PerSecond(0.01)),),
+        traffic=(Demand(origin, PerSecond(0.01), PerSecond(0.01)),),
         max_batch=1,
         term_s=Seconds(1800.0),
         answer_s=Seconds(5.0),

@@ -15,6 +15,7 @@ import pytest
 
 from harness.report import record
 from shoal.coordinator.core.negotiation.hold import offer_of
+from shoal.coordinator.core.workloads.schedule import demanded
 from shoal.simulator.between import Peers
 from shoal.simulator.chance import Chance
 from shoal.simulator.negotiation import AWAY, FAR, HOME, PROFILES, TEXT, Draw, Stage, estate, intent, perform
@@ -199,7 +200,7 @@ def solicitation(number: int) -> Solicitation:
         require=asks.require,
         limits=asks.limits,
         weights=asks.weights,
-        traffic=asks.traffic,
+        traffic=demanded(asks.traffic),
         max_batch=1,
         term_s=Seconds(1800.0),
         answer_s=Seconds(1.0),
