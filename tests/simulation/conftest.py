@@ -6,12 +6,12 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "800")), help="seeded runs to play")
+    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "600")), help="seeded runs to play")
     parser.addoption(
         "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
     )
     parser.addoption(
-        "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "140")), help="cells to play"
+        "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "120")), help="cells to play"
     )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
 
