@@ -15,19 +15,19 @@ from shoal.coordinator.core.migration.model import (
     Alone,
     Done,
     Draining,
+    Live,
     Migration,
     Planned,
     Preparing,
     Returning,
     RollingBack,
     Shifting,
-    State,
 )
 from shoal.coordinator.core.migration.moves import forbids, left_dark
 from shoal.coordinator.core.workloads.invariants import Underway
 from shoal.coordinator.ports import Store
 from shoal.types.migration import Verdict
-from shoal.types.units import Elapsed, Seconds
+from shoal.types.units import Elapsed, Seconds, Wall
 
 MIGRATIONS: Final = "migrations/"
 KEPT: Final = 500
@@ -40,9 +40,14 @@ class StoredMigration:
     at: Elapsed
     migration: Migration
 
-    def restored(self, now: Elapsed) -> Migration:
-        """Moved to this process's elapsed time: nobody watched in between."""
-        return replace(self.migration, state=_moved(self.migration.state, now - self.at))
+    def restored(self, now: Elapsed, wall: Wall) -> Migration:
+        """Moved to this process's elapsed time. Nobody watched in between; but what is over is as old as its story
+        says."""
+        state = self.migration.state
+        if isinstance(state, Done | Aborted):
+            age_s = max(0.0, wall - self.migration.story[-1].at)
+            return replace(self.migration, state=replace(state, at=Elapsed(now - age_s)))
+        return replace(self.migration, state=_moved(state, now - self.at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +64,10 @@ class Migrations:
     def __init__(self) -> None:
         self.all: dict[str, Migration] = {}
 
-    async def start(self, store: Store, now: Elapsed) -> None:
+    async def start(self, store: Store, now: Elapsed, wall: Wall) -> None:
         """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE)."""
         stored = [records.load(StoredMigration, record.value) for record in await store.scan(MIGRATIONS)]
-        self.all = {each.migration.id: each.restored(now) for each in stored}
+        self.all = {each.migration.id: each.restored(now, wall) for each in stored}
 
     def judged(self, changed: Mapping[str, Migration]) -> tuple[Migration, ...]:
         """Of what is to be written, those whose new replica was judged since they were written last."""
@@ -149,11 +154,9 @@ def _due(migration: Migration) -> tuple[Elapsed, ...]:
             return (Elapsed(at + SETTLED_S),) if migration.came is None else ()
 
 
-def _moved(state: State, by: float) -> State:
+def _moved(state: Live, by: float) -> Live:
     match state:
         case Shifting(since=since, due=due, until=until):
             return replace(state, since=Elapsed(since + by), due=Elapsed(due + by), until=Elapsed(until + by))
         case Planned() | Preparing() | Alone() | Draining() | RollingBack() | Returning():
             return replace(state, since=Elapsed(state.since + by), until=Elapsed(state.until + by))
-        case Aborted() | Done():
-            return replace(state, at=Elapsed(state.at + by))

@@ -168,7 +168,7 @@ class WorkloadsController:
         found = await self._store.read(MEMORY)
         if found is not None:
             self._memory = self._saved = records.load(StoredMemory, found.value).restored(self._clock.now())
-        await self.migrations.start(self._store, self._clock.now())
+        await self.migrations.start(self._store, self._clock.now(), self._clock.wall())
         await self.load_credentials()
 
     def adopt(self, catalog: Catalog) -> None:

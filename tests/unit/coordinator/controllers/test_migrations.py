@@ -10,11 +10,12 @@ from harness.region import DIGEST, DOCUMENTS, Agent, World
 from shoal.coordinator.api.migrations import migration_view
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, Migrations, StoredMigration, verdict_digest
-from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Stage
+from shoal.coordinator.core.migration.model import Aborted, Cause, Done, Entered, Migration, Place, Stage
 from shoal.coordinator.core.placement.model import Aim
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.units import Seconds
+from shoal.types.migration import MigrationRule
+from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("default", "reader")
@@ -304,3 +305,18 @@ async def test_a_drain_names_what_is_not_ready_and_asks_again_later(world: World
     assert [refusal.code for refusal in drained.unmoved.values()] == [Code.MODEL_NOT_READY]
     await beat(world, source, target)
     assert len((await world.region.moving.drain(source.name, "ops")).begun) == 1
+
+
+@pytest.mark.parametrize("state", [Done(Elapsed(50.0)), Aborted(Refusal(Code.GUARD_TRIPPED), Elapsed(50.0))])
+def test_what_is_over_is_no_younger_after_a_restart(state: Done | Aborted) -> None:
+    """Written a day ago, and again when it was read what it brought."""
+    place, ended = Place("a-1", "edge-1", "cpu0", DIGEST, "fp32"), Wall(1_700_000_000.0)
+    story = (Entered(Stage.PLANNED, Wall(ended - 20.0)), Entered(Stage.DONE, ended))
+    over = Migration("m-1", KEY, Cause.PRICE, "", place, Aim("edge-2"), MigrationRule(), state, story=story)
+    stored = records.load(StoredMigration, records.dump(StoredMigration(Elapsed(80.0), over)))
+    restored = stored.restored(Elapsed(3.0), Wall(ended + 86400.0)).state
+    assert isinstance(restored, Done | Aborted)
+    assert restored.at == 3.0 - 86400.0
+    early = stored.restored(Elapsed(3.0), Wall(ended - 60.0)).state
+    assert isinstance(early, Done | Aborted)
+    assert early.at == 3.0, "by a clock that was set back it has just ended"
