@@ -22,7 +22,7 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.coordinator.core.workloads.reconcile import reconcile
 from shoal.coordinator.core.workloads.replacing import Moving
 from shoal.coordinator.core.workloads.routes import at_home, is_gateway, routes, served_here, shares_of, tables
-from shoal.coordinator.core.workloads.schedule import holding, lead_s
+from shoal.coordinator.core.workloads.schedule import holding, is_timely, lead_s
 from shoal.coordinator.core.workloads.trouble import broken, crashes, poisoned
 from shoal.types.agreement import GUESTS
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -111,6 +111,8 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         fleet=world.fleet,
         intents=tuple(
             holding(intent, world.region, wall, lead_s(intent, world.fleet, world.memory.measured))
+            if is_timely(intent)
+            else intent
             for intent in world.intents
         ),
         profiles=world.profiles,

@@ -40,6 +40,7 @@ def tables(
     endpoints = dict[WorkloadKey, list[Endpoint]]()
     keeping = dict[WorkloadKey, list[Endpoint]]()
     own = _gateways(fleet) if delegated else []
+    stateful = {one.workload for held in desired.values() for one in held if one.session}
     for node in sorted(desired):
         state = fleet.nodes.get(node)
         for assignment in sorted(desired[node], key=lambda each: each.id):
@@ -67,9 +68,10 @@ def tables(
         code, reason = (
             ("", "") if found else _pending(each.workload, each.refusal.code if each.refusal else None, desired)
         )
-        stateful = any(one.session for held in desired.values() for one in held if one.workload == each.workload)
         kept = tuple(sorted(keeping.get(each.workload, ()), key=lambda endpoint: endpoint.assignment))
-        table = Table(old.generation if old is not None else 1, found, code, reason, through, stateful, kept)
+        table = Table(
+            old.generation if old is not None else 1, found, code, reason, through, each.workload in stateful, kept
+        )
         after[name] = table if old in (None, table) else replace(table, generation=table.generation + 1)
     return after
 

@@ -33,8 +33,7 @@ def holding(intent: Intent, region: RegionFacts, wall: Wall, lead: Seconds) -> I
     """The intent with the weights and rates that hold: of the schedule at `wall` + `lead`, of traffic from now until
     then. `declared` keeps what the documents say. An expression that gives no answer does not hold. A workload that may
     not move unasked has room for its peaks at any time."""
-    timely = any(each.when for each in intent.traffic)
-    if not (intent.schedule or timely):
+    if not is_timely(intent):
         return intent
     moments = tuple(Wall(wall + lead * step / LOOKS) for step in range(LOOKS + 1))
     weights = _weights(intent, region, moments[-1])
@@ -49,6 +48,11 @@ def demanded(traffic: Iterable[Traffic]) -> tuple[Demand, ...]:
         Demand(each.origin, PerSecond(max(each.rate, each.peak)) if each.when else each.rate, each.peak)
         for each in traffic
     )
+
+
+def is_timely(intent: Intent) -> bool:
+    """Whether what it asks for depends on the time."""
+    return bool(intent.schedule) or any(each.when for each in intent.traffic)
 
 
 def lead_s(intent: Intent, fleet: Fleet, measured: tuple[Remembered, ...]) -> Seconds:
