@@ -94,6 +94,10 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
     def scope() -> Scope:
         return Scope(inputs_of(world, now, wall))
 
+    @cache
+    def holding() -> Mapping[WorkloadKey, Intent]:
+        return {intent.key: intent for intent in scope().inputs.intents}
+
     limits = Limits(settle_s=world.fleet.timing.settle_s)
     intents = {intent.key: intent for intent in world.intents}
     changed, told = dict[str, Migration](), list[Happened]()
@@ -109,10 +113,10 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
             note(known, events)
         target = _place(world.fleet, replaced.target_node, replaced.target)
         if known.expected is None:
-            hoped = expected_between(scope(), intents[known.workload], known.source, target)
+            hoped = expected_between(scope(), holding()[known.workload], known.source, target)
             known = replace(known, expected=hoped)
         note(*machine.placed(known, target, now, wall, limits, gap=replaced.target.staged))
-    for settled, brought in _settled(migrations, intents, scope, now):
+    for settled, brought in _settled(migrations, world.fleet, scope, holding, now):
         note(replace(settled, came=brought), (_brought(settled, brought),))
     for each in crossing.begun(world, migrations.values(), decision, now):
         note(*machine.planned(each, now, wall, limits))
@@ -172,16 +176,18 @@ def _looked(
 
 
 def _settled(
-    migrations: Migrations, intents: Mapping[WorkloadKey, Intent], scope: Callable[[], Scope], now: Elapsed
+    migrations: Migrations, fleet: Fleet, scope: Callable[[], Scope],
+    holding: Callable[[], Mapping[WorkloadKey, Intent]], now: Elapsed,
 ) -> Iterator[tuple[Migration, Came]]:  # fmt: skip
     """Moves of which it can be said now what they brought."""
     for name in sorted(migrations):
         each = migrations[name]
-        if each.crosses or each.came is not None or each.target is None or not is_settled(each, now):
+        known = each.crosses or each.came is not None or each.expected is None
+        if known or each.target is None or not is_settled(each, now):
             continue
-        state, intent = scope().inputs.fleet.nodes.get(each.target.node), intents.get(each.workload)
+        state = fleet.nodes.get(each.target.node)
         observed = state.observed.get(each.target.assignment) if state is not None else None
-        if intent is not None and observed is not None and observed.phase is Phase.READY:
+        if observed is not None and observed.phase is Phase.READY and (intent := holding().get(each.workload)):
             brought = came(scope(), intent, each, observed, now)
             if brought is not None:
                 yield each, brought

@@ -19,6 +19,8 @@ from shoal.types.workload import Intent, Weights
 
 SETTLED_S: Final = Seconds(30.0)
 """After it was done so long, what a move brought is read."""
+UNREAD_S: Final = Seconds(3600.0)
+"""After it was done so long, it is not asked any more what a move brought that could not be read."""
 
 
 def expected(scope: Scope, intent: Intent, source: Option, target: Option, calm: Option | None = None) -> Expected:
@@ -44,7 +46,7 @@ def expected_between(scope: Scope, intent: Intent, source: Place, target: Place)
 
 
 def is_settled(migration: Migration, now: Elapsed) -> bool:
-    return isinstance(migration.state, Done) and now >= migration.state.at + SETTLED_S
+    return isinstance(migration.state, Done) and SETTLED_S <= now - migration.state.at <= UNREAD_S
 
 
 def came(scope: Scope, intent: Intent, migration: Migration, observed: Observed, now: Elapsed) -> Came | None:
