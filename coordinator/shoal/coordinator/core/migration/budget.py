@@ -2,16 +2,27 @@
 
 A condition has to hold for a while. A workload rests for `cooldown` after each of its moves, whatever began it; on the
 way back to a place that it left, twice as long for each time that it went to and fro within the last hour. So many of a
-workload's replicas, and so many of the region's, move at once; windows bind what could as well wait.
+workload's replicas, and so many of the region's, move at once; one at a time looks for room on a device; windows bind
+what could as well wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from shoal.coordinator.core.migration.machine import planned
-from shoal.coordinator.core.migration.model import NEVER, Aborted, Cause, Done, Migration, Planned, Proposal, Told
+from shoal.coordinator.core.migration.model import (
+    NEVER,
+    Aborted,
+    Cause,
+    Done,
+    Limits,
+    Migration,
+    Planned,
+    Proposal,
+    Told,
+)
 from shoal.coordinator.core.migration.triggers import Look
 from shoal.coordinator.core.migration.windows import next_open, open_at
 from shoal.coordinator.core.workloads.model import Pending
@@ -26,6 +37,12 @@ REGION_MOST: Final = 4
 """Moves of a region at once that nobody asked for."""
 FORCED: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE})
 """These cannot wait for a window."""
+URGENT_MOST: Final = 8
+"""Of those that have a deadline, which the others do not hold back."""
+UNASKED: Final = Limits(planned_s=Seconds(15.0))
+"""There was room as it began: it takes it, or gives up."""
+UNPLACED_S: Final = Seconds(60.0)
+"""The longest rest after a move that found no room, and so moved nothing."""
 ASKED: Final = frozenset({Cause.OPERATOR, Cause.DOCUMENTS, Cause.DRAIN})
 
 
@@ -42,7 +59,9 @@ class Hold(StrEnum):
     COOLDOWN = "cooldown"
     WINDOW = "window"
     OTHERS = "others"
-    """As many of its workload's replicas as may move do."""
+    """As many of its workload's replicas as may move do, or another goes first."""
+    TURN = "turn"
+    """Where it could go is looked at after that of others."""
     REGION = "region"
     """As many of the region's."""
 
@@ -90,7 +109,7 @@ def allot(
             kept[key] = replace(kept[key], told="")
             continue
         held.append(found)
-        if found.hold is not Hold.SETTLING and kept[key].told != found.hold:
+        if found.hold not in (Hold.SETTLING, Hold.TURN) and kept[key].told != found.hold:
             kept[key] = replace(kept[key], told=str(found.hold))
             news.append(found)
     return Allotted(tuple(begun), tuple(held), tuple(news), dict(sorted(kept.items())))
@@ -120,7 +139,13 @@ class _Book:
             return Held(one, Hold.NO_PLACE, one.refusal.found)
         if len(mine) >= rule.max_concurrent or any(each.source.assignment == one.source.assignment for each in mine):
             return Held(one, Hold.OTHERS, f"{', '.join(sorted(each.id for each in mine))} first")
+        if one.waits:
+            return Held(one, Hold.SETTLING if one.fading else Hold.TURN, "its places are looked at after others'")
+        if (first := self._first(one, live)) is not None:
+            return Held(one, Hold.OTHERS, f"{first.id} first")
         if one.urgent:
+            if sum(each.cause is one.cause for each in live) >= URGENT_MOST:
+                return Held(one, Hold.REGION, f"{URGENT_MOST} moves of the region with a deadline are under way")
             return None
         if sum(each.cause not in ASKED for each in live) >= REGION_MOST:
             return Held(one, Hold.REGION, f"{REGION_MOST} moves of the region are under way")
@@ -141,9 +166,24 @@ class _Book:
             self._intents[one.workload].migration, Planned(Elapsed(0.0), Elapsed(0.0)),
             reason=one.reason, expected=one.expected,
         )  # fmt: skip
-        migration, told = planned(asked, self._now, self._wall)
+        migration, told = planned(asked, self._now, self._wall, UNASKED)
         self._all[migration.id] = migration
         return migration, told
+
+    def _first(self, one: Proposal, live: Sequence[Migration]) -> Migration | None:
+        """What changes where there is room, and is not in the books yet; and of devices that may sleep without their
+        replica, one after the other, or two would swap theirs."""
+        unasked = sorted((each for each in live if each.cause not in ASKED), key=lambda each: each.id)
+        to = (one.aim.node, one.aim.device)
+        return next(
+            (
+                each
+                for each in unasked
+                if (isinstance(each.state, Planned) and (each.aim.node, each.aim.device) == to)
+                or one.cause is each.cause is Cause.CONSOLIDATION
+            ),
+            None,
+        )
 
     def _rests_s(self, one: Proposal, cooldown_s: Seconds) -> tuple[float, str]:
         """Seconds until its workload has rested, and from what."""
@@ -153,6 +193,8 @@ class _Book:
             return 0.0, ""
         last_at, last = max(over, key=lambda each: (each[0], each[1].id))
         times = sum(_between(each, one) for at, each in over if at > self._now - RETURNS_S)
+        if isinstance(last.state, Aborted) and last.target is None:
+            cooldown_s = min(cooldown_s, UNPLACED_S)
         rest_s = cooldown_s * 2 ** max(0, times - 1) if _between(last, one) else cooldown_s
         back = f", {times} times between these places" if rest_s > cooldown_s else ""
         return last_at + rest_s - self._now, f"{show_seconds(rest_s)} after {last.id}{back}"

@@ -129,7 +129,8 @@ class Proposal:
     """A move that something speaks for. reason: in words, with the figures that say so. expected: None where what it is
     begun for is no figure of a replica (a notice). refusal: why it has nowhere to go. urgent: it has a deadline, and
     waits neither until its condition has held for a while, nor for `cooldown` or a window. fading: its condition fell
-    below its threshold again, by less than the band: it is not over, and begins nothing."""
+    below its threshold again, by less than the band: it is not over, and begins nothing. waits: where it could go was
+    not looked at yet."""
 
     workload: WorkloadKey
     source: Place
@@ -140,6 +141,7 @@ class Proposal:
     refusal: Refusal | None = None
     urgent: bool = False
     fading: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.coordinator.core.region import DIGEST, START, intent
 
-from shoal.coordinator.core.migration.budget import HOLD_S, REGION_MOST, RETURNS_S, Hold, allot
+from shoal.coordinator.core.migration.budget import HOLD_S, REGION_MOST, RETURNS_S, UNPLACED_S, URGENT_MOST, Hold, allot
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Cause,
@@ -16,6 +16,8 @@ from shoal.coordinator.core.migration.model import (
     Expected,
     Migration,
     Place,
+    Planned,
+    Preparing,
     Proposal,
     Service,
     Stage,
@@ -37,22 +39,31 @@ RULE = MigrationRule(unasked=True, cooldown_s=Seconds(COOLDOWN_S))
 
 
 class Plain:
-    """Workloads of one replica each on two nodes, moved by nothing but the budget. A move takes MOVE_S."""
+    """Workloads of one replica each on two nodes, each on a device of its own there, unless `together`, moved by
+    nothing but the budget. A move takes MOVE_S, and finds its place at once."""
 
-    def __init__(self, workloads: int = 1, rule: MigrationRule = RULE) -> None:
+    def __init__(self, workloads: int = 1, rule: MigrationRule = RULE, *, together: bool = False) -> None:
         self.keys = [WorkloadKey("shop", f"w{number}") for number in range(workloads)]
         self.intents = {key: replace(intent(key.name), migration=rule) for key in self.keys}
-        self.at = {key: Place(f"a-{key.name}-0", "edge-0", "cpu0", DIGEST, "fp32") for key in self.keys}
+        devices = {key: "cpu0" if together else f"cpu{number}" for number, key in enumerate(self.keys)}
+        self.at = {key: Place(f"a-{key.name}-0", "edge-0", devices[key], DIGEST, "fp32") for key in self.keys}
         self.migrations: dict[str, Migration] = {}
         self.pending: dict[str, Pending] = {}
         self.now = 0.0
         self.holds: list[Hold] = []
 
-    def look(self, *wanted: WorkloadKey, fails: bool = False, urgent: bool = False, cause: Cause = Cause.PRICE) -> None:
+    def look(
+        self,
+        *wanted: WorkloadKey,
+        fails: bool = False,
+        cause: Cause = Cause.PRICE,
+        urgent: bool = False,
+        waits: bool = False,
+    ) -> None:
         """One look at which these workloads' replicas would be better on their other node."""
         now, wall = Elapsed(self.now), Wall(START + self.now)
         self._go_on(fails=fails)
-        found = tuple(self._found(key, urgent=urgent, cause=cause) for key in wanted if not self._moves(key))
+        found = tuple(self._found(key, cause, urgent=urgent, waits=waits) for key in wanted if not self._moves(key))
         judged = frozenset(pending_key(self.at[key], "objective") for key in self.keys if not self._moves(key))
         assigned = frozenset(place.assignment for place in self.at.values())
 
@@ -67,11 +78,13 @@ class Plain:
         assert not (begun and asked()), "asked again, it begins nothing more"
         self.now += LOOK_S
 
-    def _found(self, key: WorkloadKey, *, urgent: bool, cause: Cause) -> tuple[str, Proposal]:
+    def _found(self, key: WorkloadKey, cause: Cause, *, urgent: bool, waits: bool) -> tuple[str, Proposal]:
         place = self.at[key]
         other = "edge-1" if place.node == "edge-0" else "edge-0"
         hoped = Expected(Service(), Service(), 0.5, Bytes(0), Seconds(1.0))
-        proposal = Proposal(key, place, Aim(other, "cpu0", DIGEST), cause, "cheaper", hoped, urgent=urgent)
+        proposal = Proposal(
+            key, place, Aim(other, place.device, DIGEST), cause, "cheaper", hoped, urgent=urgent, waits=waits
+        )
         return pending_key(place, "objective"), proposal
 
     def _moves(self, key: WorkloadKey) -> bool:
@@ -79,17 +92,27 @@ class Plain:
 
     def _go_on(self, *, fails: bool) -> None:
         for name, each in self.migrations.items():
-            if each.is_over or START + self.now < each.story[0].at + MOVE_S:
+            if each.is_over:
                 continue
             wall = Wall(START + self.now)
-            if fails:
-                state = Aborted(Refusal(Code.GUARD_TRIPPED), Elapsed(self.now))
-                self.migrations[name] = replace(each, state=state, story=(*each.story, Entered(Stage.ABORTED, wall)))
+            if isinstance(each.state, Planned):
+                target = replace(each.source, assignment=f"a-{name}", node=each.aim.node)
+                state = Preparing(Stage.RESERVED, Elapsed(self.now), Elapsed(self.now + HOUR_S))
+                self.migrations[name] = each = replace(each, target=target, state=state)
+            if START + self.now < each.story[0].at + MOVE_S:
                 continue
-            target = replace(each.source, assignment=f"a-{name}", node=each.aim.node)
-            self.at[each.workload] = target
+            if fails:
+                ended = Aborted(Refusal(Code.GUARD_TRIPPED), Elapsed(self.now))
+                self.migrations[name] = replace(each, state=ended, story=(*each.story, Entered(Stage.ABORTED, wall)))
+                continue
+            assert each.target is not None
+            self.at[each.workload] = each.target
             story = (*each.story, Entered(Stage.DONE, wall))
-            self.migrations[name] = replace(each, state=Done(Elapsed(self.now)), target=target, story=story)
+            self.migrations[name] = replace(each, state=Done(Elapsed(self.now)), story=story)
+
+    @property
+    def live(self) -> list[Migration]:
+        return [each for each in self.moves if not each.is_over]
 
     @property
     def moves(self) -> list[Migration]:
@@ -159,3 +182,56 @@ def test_what_holds_a_move_back_is_told_once() -> None:
         plain.look(key)
     assert plain.holds == [Hold.COOLDOWN]
     assert [each.told for each in plain.pending.values()] == ["cooldown"]
+
+
+def test_one_at_a_time_looks_for_room_on_a_device() -> None:
+    plain = Plain(workloads=3, together=True)
+    while not plain.moves:
+        plain.look(*plain.keys)
+    assert len(plain.moves) == 1, "what it takes there is not in the books yet"
+    assert set(plain.holds) == {Hold.OTHERS}
+    plain.look(*plain.keys)
+    assert len(plain.live) == 2, "the first has its place"
+
+
+def test_a_move_that_finds_no_room_gives_up_soon_and_rests_a_little() -> None:
+    plain = Plain()
+    (key,) = plain.keys
+    while not plain.moves:
+        plain.look(key)
+    (begun,) = plain.moves
+    assert isinstance(begun.state, Planned)
+    assert begun.state.until - begun.state.since <= 3 * LOOK_S
+    full = Aborted(Refusal(Code.NO_ROOM_FOR_BOTH), Elapsed(plain.now))
+    plain.migrations[begun.id] = replace(begun, state=full)
+    since = plain.now
+    while len(plain.moves) < 2:
+        plain.look(key)
+    again = plain.moves[1].story[0].at - START
+    assert UNPLACED_S <= again - since <= UNPLACED_S + LOOK_S < COOLDOWN_S
+
+
+def test_what_has_a_deadline_has_a_bound_of_its_own() -> None:
+    plain = Plain(workloads=URGENT_MOST + 3)
+    plain.look(*plain.keys, urgent=True, cause=Cause.WAKE)
+    assert len(plain.live) == URGENT_MOST
+    assert plain.holds.count(Hold.REGION) == 3
+
+
+def test_devices_that_may_sleep_give_up_theirs_one_after_the_other() -> None:
+    plain = Plain(workloads=3)
+    for _ in range(30):
+        plain.look(*plain.keys, cause=Cause.CONSOLIDATION)
+        assert len(plain.live) <= 1
+    assert {each.workload for each in plain.moves} == set(plain.keys)
+
+
+def test_what_waits_for_its_turn_has_held_meanwhile() -> None:
+    plain = Plain()
+    (key,) = plain.keys
+    for _ in range(4):
+        plain.look(key, waits=True)
+    assert not plain.moves
+    assert plain.holds == [Hold.TURN]
+    plain.look(key)
+    assert len(plain.moves) == 1

@@ -11,7 +11,7 @@ from shoal.coordinator.core.migration.model import Cause, Done, Migration
 from shoal.types.device import Rest
 from shoal.types.migration import Against, MigrationRule
 from shoal.types.units import PerSecond, Seconds, Watts
-from shoal.types.workload import Intent, Scheduled, Traffic, Weights
+from shoal.types.workload import Intent, Scheduled, Traffic, Weights, WorkloadKey
 
 PEAK_AT, PEAK_END = 120, 160
 PEAK = f"int(now) >= {START + PEAK_AT:.0f} && int(now) < {START + PEAK_END:.0f}"
@@ -115,3 +115,60 @@ def test_a_load_time_that_nobody_can_predict_holds_nothing_up() -> None:
     found.run(40, tick=1.0)
     assert where(found) == [BOARD]
     assert [each.cause for each in moves(found)] == [Cause.CONSOLIDATION]
+
+
+def peaking(name: str, peak: float, **changes: Any) -> Intent:
+    """1/s; so much at the peak, of 50/s that the board can do."""
+    rates = (Traffic("eu-west", PerSecond(1.0), PerSecond(peak), PEAK),)
+    return replace(workload(traffic=rates, **changes), key=WorkloadKey("shop", name))
+
+
+def board(found: Region, *names: str) -> int:
+    """How many of them are there."""
+    every = (at for name in names for at, draining in found.replicas(name).values() if not draining)
+    return sum(at == BOARD for at in every)
+
+
+def test_a_neighbour_that_may_not_move_takes_its_share_of_the_device() -> None:
+    found = region()
+    steady = peaking("steady", 1.0, where=f'node.name == "{BOARD}"', schedule=(), migration=MigrationRule())
+    steady = replace(steady, traffic=(Traffic("eu-west", PerSecond(20.0), PerSecond(20.0)),))
+    found.intents = (peaking("reader", 25.0), steady)
+    found.run(PEAK_AT - 60, tick=1.0)
+    assert board(found, "reader", "steady") == 2
+    found.run(60, tick=1.0)
+    assert [each.workload.name for each in moves(found) if each.cause is Cause.WAKE] == ["reader"]
+    assert (board(found, "reader"), board(found, "steady")) == (0, 1)
+
+
+def test_so_many_leave_as_the_device_cannot_carry() -> None:
+    names = ("one", "two", "three")
+    found = region()
+    rule = replace(workload().migration, gain=1.0)
+    there = [peaking(name, 20.0, where=f'node.name == "{BOARD}"', migration=rule) for name in names]
+    found.intents = tuple(there)
+    found.run(20, tick=1.0)
+    found.intents = tuple(replace(each, require=replace(each.require, where="")) for each in there)
+    found.run(PEAK_AT - 65, tick=1.0)
+    assert board(found, *names) == 3
+    found.run(47, tick=1.0)
+    assert sum(each.cause is Cause.WAKE for each in moves(found)) in (1, 2)
+    assert board(found, *names) in (1, 2)
+
+
+def test_two_devices_that_may_sleep_do_not_swap_their_replicas() -> None:
+    found = Region(*(node(name, device("gpu0", kind="gpu", rest=REST)) for name in ("left", "right")))
+    found.facts = replace(found.facts, sleep_after_s=Seconds(5.0))
+    homes = {"one": "left", "two": "right"}
+    placed = {name: peaking(name, 1.0, where=f'node.name == "{at}"', weights=ENERGY) for name, at in homes.items()}
+    found.intents = tuple(placed.values())
+    found.run(8)
+    found.intents = tuple(replace(each, require=replace(each.require, where="")) for each in placed.values())
+    found.run(90, tick=1.0)
+    assert [each.cause for each in moves(found)] == [Cause.CONSOLIDATION]
+    carried = {at for name in homes for at, _ in found.replicas(name).values()}
+    assert len(carried) == 1
+    (awake,) = carried
+    assert [name for name, content in found.desired.items() if content.asleep] == [
+        each for each in homes.values() if each != awake
+    ]

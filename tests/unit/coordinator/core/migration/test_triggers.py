@@ -1,18 +1,20 @@
 """Moves that nobody asked for: what speaks for them, what holds them back, and what they bring."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from unit.coordinator.core.region import Region, intent, node
 
-from shoal.coordinator.core.migration.model import Cause, Done, Migration
+from shoal.coordinator.core.migration.model import Cause, Done, Migration, Proposal
+from shoal.coordinator.core.migration.triggers import view
 from shoal.coordinator.core.placement.model import Slot
 from shoal.types.assignment import Served
 from shoal.types.device import EnergySource
 from shoal.types.migration import Against, MigrationRule, Window
 from shoal.types.units import Joules, Seconds, UsdPerHour, Watts
-from shoal.types.workload import Intent, Limits, Weights
+from shoal.types.workload import Intent, Limits, Weights, WorkloadKey
 
 CHEAP = Weights(0.0, 1.0, 0.0)
 COOLDOWN_S = 60.0
@@ -226,3 +228,42 @@ def test_nothing_moves_while_replicas_are_missing() -> None:
     price(region, 3.0, 1.0)
     region.run(60)
     assert not region.migrations
+
+
+def test_in_a_large_region_those_that_must_leave_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"edge-{number}" for number in range(4)]
+    monkeypatch.setattr(view, "OPTIONS_MOST", len(names))
+    looked = Counter[view.View]()
+    forced = view.View.forced
+
+    def counted(self: view.View, *asked: Any) -> Proposal:
+        looked[self] += 1
+        return forced(self, *asked)
+
+    monkeypatch.setattr(view.View, "forced", counted)
+    region = Region(*map(node, names))
+    region.costs = {Slot(name, "cpu0"): UsdPerHour(1.0 if name < "edge-2" else 2.0) for name in names}
+    bounded = workload(limits=Limits(cost=UsdPerHour(2.5)))
+    region.intents = tuple(replace(bounded, key=WorkloadKey("shop", f"w{number}")) for number in range(3))
+    region.run(10)
+    region.costs = {Slot(name, "cpu0"): UsdPerHour(3.0 if name < "edge-2" else 2.0) for name in names}
+    region.run(90, tick=1.0)
+    assert {each.workload.name for each in ended(region)} == {"w0", "w1", "w2"}
+    assert set(looked.values()) == {1}, "one replica's places in a look, of those of three"
+
+
+def test_what_a_move_brought_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = priced()
+    price(region, 3.0, 2.0)
+    region.run(30)
+    region.intents = ()
+    region.run(10)
+    assert not region.replicas(), "the target is gone before it can be read"
+
+    def asked(_: object) -> None:
+        raise AssertionError("every option of the region is thought through for nothing")
+
+    monkeypatch.setattr("shoal.coordinator.core.migration.advance.Scope", asked)
+    region.run(40, tick=1.0)
+    (moved,) = ended(region)
+    assert moved.came is None

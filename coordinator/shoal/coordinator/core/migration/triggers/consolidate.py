@@ -108,7 +108,9 @@ def _quiet_s(view: View, replica: Replica) -> Seconds:
 
 
 def _stays_awake(view: View, option: Option) -> bool:
-    """It cannot sleep, or has something on it anyway."""
+    """It cannot sleep, or has something on it anyway, which does not leave itself."""
     here = view.inputs.desired.get(option.slot.node, ())
-    taken = any(each.device == option.slot.device for each in here)
+    taken = any(
+        each.device == option.slot.device and not each.draining and each.id not in view.leaving for each in here
+    )
     return option.device.rest is None or taken or Slot(*option.slot) in {one.slot for one in view.inputs.reserved}

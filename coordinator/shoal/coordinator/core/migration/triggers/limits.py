@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from shoal.coordinator.core.migration.model import Cause, Proposal
-from shoal.coordinator.core.migration.triggers.view import Replica, View
+from shoal.coordinator.core.migration.triggers.view import Replica, View, waiting
 from shoal.coordinator.core.placement.feasible import Fault, Order
 from shoal.policies.resolve import PRICE_LABEL
 from shoal.types.units import Seconds
@@ -26,25 +26,34 @@ _CAUSES: Final = {
 
 
 def propose(view: View) -> Iterator[Proposal]:
-    for replica in view.replicas:
-        for share in view.shares(replica, NAME):
-            if (found := _proposed(view, replica, share)) is not None:
-                yield replace(found, fading=share < 1.0)
-                break
+    missing = [(replica, *found) for replica in view.replicas if (found := _found(view, replica)) is not None]
+    turns = view.turns([replica for replica, _, share in missing if share == 1.0])
+    for replica, fault, share in missing:
+        if replica.place.assignment in turns:
+            yield _proposed(view, replica, fault)
+        else:
+            asked = waiting(replica, _cause(replica, fault.order), str(fault.refusal))
+            yield replace(asked, fading=share < 1.0)
 
 
-def _proposed(view: View, replica: Replica, share: float) -> Proposal | None:
-    """share: of each bound."""
+def _found(view: View, replica: Replica) -> tuple[Fault, float] | None:
+    """What it misses, and the share of the bounds at which it does."""
     intent = replica.intent
-    found: Proposal | None = None
-    levels = [(intent.require, intent.limits), *((step.require, step.limits) for step in intent.relax)]
-    for require, limits in levels:
-        missed = _missed(view, replica, *_tightened(require, limits, share))
-        if missed is None:
+    for share in view.shares(replica, NAME):
+        fault = _missed(view, replica, *_tightened(intent.require, intent.limits, share))
+        if fault is not None:
+            return fault, share
+    return None
+
+
+def _proposed(view: View, replica: Replica, fault: Fault) -> Proposal:
+    intent = replica.intent
+    found = view.forced(replica, _cause(replica, fault.order), str(fault.refusal), intent.require, intent.limits)
+    for step in intent.relax:
+        missed = _missed(view, replica, step.require, step.limits)
+        if found.refusal is None or missed is None:
             break
-        found = view.forced(replica, _cause(replica, missed.order), str(missed.refusal), require, limits)
-        if found.refusal is None:
-            break
+        found = view.forced(replica, _cause(replica, missed.order), str(missed.refusal), step.require, step.limits)
     return found
 
 
