@@ -189,6 +189,12 @@ class MovingController:
         if not away:
             where = f"{free[0][0]}/{free[0][1].device}"
             raise refuse(Code.CONFLICT, f"{key} is on {where} already", "another node or device")
+        spare = self._spare_at(key, aim)
+        if spare is not None:
+            raise refuse(
+                Code.CONFLICT, f"the standby of {key} is on {aim.node}/{spare.device}", "another node or device",
+                "aim elsewhere, or apply it without `standby`",
+            )  # fmt: skip
         serving = [each for each in away if self._serves(*each)]
         if not serving:
             raise refuse(
@@ -196,6 +202,15 @@ class MovingController:
                 "ask again when it is; `shoal explain` says what it waits for",
             )  # fmt: skip
         return serving[0]
+
+    def _spare_at(self, key: WorkloadKey, aim: Aim) -> Assignment | None:
+        """What stands by on the one device that it could go to."""
+        state, desired = self._fleet.fleet.nodes.get(aim.node), self._workloads.desired.get(aim.node)
+        if state is None or desired is None:
+            return None
+        devices = {each.name for each in state.node.devices if aim.device in ("", each.name)}
+        spares = (each for each in desired.assignments if each.workload == key and each.standby and not each.draining)
+        return next((each for each in spares if devices == {each.device}), None)
 
     def _serves(self, node: str, one: Assignment) -> bool:
         state = self._fleet.fleet.nodes.get(node)

@@ -334,6 +334,17 @@ def test_the_old_replica_goes_only_when_it_has_handed_every_session_over() -> No
     assert step(moving, stateful(target=5), at(10), WALL)[0].stage is Stage.DRAINING
 
 
+def test_sessions_that_no_front_counts_may_be_there() -> None:
+    """A supervisor that has just started says 0 before its first word from the front."""
+    moving = last_step()
+    blind = replace(stateful(target=3), source=replace(sight(observed(), stateful=True), counted=False))
+    assert step(moving, blind, at(10), WALL)[0] == moving
+    back, _ = step(moving, stateful(target=3, source=2), at(1000), WALL)
+    blind = replace(stateful(source=5), target=replace(sight(READY, stateful=True), counted=False))
+    waits, _ = step(back, blind, at(1005), WALL)
+    assert waits == back
+
+
 def test_sessions_that_do_not_go_over_in_time_take_the_move_back() -> None:
     after, _ = step(last_step(), stateful(target=3, source=2), at(1000), WALL)
     assert isinstance(after.state, RollingBack)

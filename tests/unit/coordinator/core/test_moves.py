@@ -302,6 +302,17 @@ def test_what_its_source_leaves_unverified_shows_its_samples_or_is_told(*, answe
     assert bool(weights(region, "b")) is not answers, "wrong answers are caught where they are known to be wrong"
 
 
+def test_where_its_standby_is_it_says_so() -> None:
+    region = Region(node("a"), node("b"), flops={"a": 4e11, "b": 2e11})
+    region.intents = (intent(standby=Standby.WARM),)
+    region.run(10)
+    moving = region.migrate("b", at="a")
+    region.run(2)
+    assert region.decision is not None
+    waits = region.decision.plan.workloads[0].unmoved[moving]
+    assert (waits.code, waits.found) == (Code.CONFLICT, "its standby is on b/cpu0")
+
+
 def test_replicas_move_one_after_the_other() -> None:
     region = Region(node("a"), node("b"), node("c"), node("d"))
     region.intents = (intent(replicas=3),)

@@ -265,6 +265,7 @@ class _Scene:
             seen=state.liveness is Liveness.READY and state.reported,
             observed=state.observed.get(place.assignment),
             stateful=assignment is not None and bool(assignment.session),
+            counted=state.front_ready,
         )
 
 

@@ -356,17 +356,19 @@ class Migration:
 class Sight:
     """One of the two replicas now. assigned: it is in a desired set. lost: its node, device or place is gone for good.
     seen: what its node says counts now. observed: as its node says, None where it has not. stateful: its
-    requests are steps of sessions."""
+    requests are steps of sessions. counted: its node's front is there to count them."""
 
     assigned: bool = False
     lost: bool = False
     seen: bool = False
     observed: Observed | None = None
     stateful: bool = False
+    counted: bool = True
 
     @property
     def has_sessions(self) -> bool:
-        return self.observed is None or not self.seen or self.observed.sessions > 0
+        """Also where nobody can say."""
+        return self.observed is None or not (self.seen and self.counted) or self.observed.sessions > 0
 
 
 @dataclass(frozen=True, slots=True)

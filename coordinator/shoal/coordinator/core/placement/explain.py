@@ -198,6 +198,10 @@ def unmoved(solver: Solver, move: Move) -> Refusal:
         for option, found in zip(solver.options, level.faults, strict=True)
         if found and move.aim.allows(*option.names)
     ]
+    spare = next((each for each in solver.reserve if move.aim.allows(*each.option.names)), None)
+    if not aimed and spare is not None:
+        found = f"its standby is on {spare.node}/{spare.assignment.device}"
+        return Refusal(Code.CONFLICT, found, "another node or device", "aim elsewhere, or apply it without `standby`")
     if not aimed:
         where = "/".join(filter(None, (move.aim.node, move.aim.device))) or "another device"
         return Refusal(Code.NO_CANDIDATE, f"nothing to place it on at {where}", "a device that can run it")
