@@ -320,3 +320,17 @@ def test_what_is_over_is_no_younger_after_a_restart(state: Done | Aborted) -> No
     early = stored.restored(Elapsed(3.0), Wall(ended - 60.0)).state
     assert isinstance(early, Done | Aborted)
     assert early.at == 3.0, "by a clock that was set back it has just ended"
+
+
+async def test_a_move_to_where_its_standby_is_is_refused_at_once(world: World) -> None:
+    source, target = await two(world)
+    ((name, text),) = DOCUMENTS
+    spare = text.replace("latency: 1.0}}", "latency: 1.0}, require: {availability: {standby: warm}}}")
+    applied = await world.region.workloads.apply([(name, spare)], {}, "", "test")
+    assert not applied.planned.problems
+    await beat(world, source, target)
+    assert [one.standby for one in world.region.workloads.desired[target.name].assignments] == [True]
+    with pytest.raises(ShoalError) as refused:
+        await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    assert refused.value.code is Code.CONFLICT
+    assert "standby" in refused.value.refusal.found
