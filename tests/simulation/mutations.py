@@ -235,8 +235,8 @@ MUTATIONS = (
         migrations.StoredMigration.restored,
         (
             (
-                "state=_moved(self.migration.state, now - self.at))",
-                "state=_moved(self.migration.state, now - self.at), "
+                "state=_moved(state, now - self.at))",
+                "state=_moved(state, now - self.at), "
                 "rule=replace(self.migration.rule, against=type(self.migration.rule.against)('none')))",
             ),
         ),
