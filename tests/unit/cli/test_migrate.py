@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.commands.apply import finish
-from shoal.cli.commands.migrate import drain, follow, migrate
+from shoal.cli.commands.migrate import drain, follow, migrate, relieved
 from shoal.cli.render.migrations import stage_line
 from shoal.cli.render.output import line
 from shoal.cli.render.resources import show
@@ -61,6 +61,33 @@ class Drained(Listed):
 
     def migrate(self, *_: str) -> operator_pb2.MigrationView:
         return view("m-1", "planned")
+
+
+class Relieved:
+    """A region in which a standby goes at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def get(self, kind: str) -> operator_pb2.GetReply:
+        assert kind == "placements"
+        self.looks += 1
+        found = operator_pb2.GetReply()
+        found.placements.add().assignment.id = "a-loading"
+        if self.looks < 3:
+            found.placements.add().assignment.id = "a-spare"
+        return found
+
+
+def test_a_drain_waits_for_what_stands_by() -> None:
+    unmoved = operator_pb2.DrainReply()
+    unmoved.unmoved.add(assignment="a-spare").reason.code = Code.WAITING_FOR_REPLACEMENT
+    unmoved.unmoved.add(assignment="a-loading").reason.code = Code.MODEL_NOT_READY
+    api = Relieved()
+    left = relieved(cast(Region, api), unmoved.unmoved)
+    assert ([each.assignment for each in left], api.looks) == (["a-loading"], 3)
+    assert relieved(cast(Region, api), left) == left
+    assert api.looks == 3, "nothing to wait for"
 
 
 @pytest.mark.parametrize("command", [[drain, "edge-1"], [migrate, "reader", "--to", "edge-2"]])

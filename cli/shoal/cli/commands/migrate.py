@@ -15,6 +15,8 @@ from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
 
 LOOK_S = 0.1
+RELIEF_LOOKS = 600
+"""So often it is looked whether what stands by on a drained node has found its successor elsewhere."""
 
 
 @click.command()
@@ -51,7 +53,9 @@ def migrate(
 
 @click.command()
 @click.argument("node")
-@click.option("--watch", is_flag=True, help="Say how it goes, and return when every move is over.")
+@click.option(
+    "--watch", is_flag=True, help="Say how it goes, and return when every move is over and what stands by has gone."
+)
 @connection
 @output
 def drain(node: str, watch: bool, context: str, region: str, output: str) -> None:
@@ -59,21 +63,35 @@ def drain(node: str, watch: bool, context: str, region: str, output: str) -> Non
     with connected(context, region) as api:
         reply = api.drain(node)
         moves = follow(api, reply.migrations, progress(output)) if watch else list(reply.migrations)
+        left = relieved(api, reply.unmoved) if watch else list(reply.unmoved)
     if output in ("json", "yaml"):
-        outcome = operator_pb2.DrainReply(node=reply.node, migrations=moves, unmoved=reply.unmoved)
+        outcome = operator_pb2.DrainReply(node=reply.node, migrations=moves, unmoved=left)
         emit(as_data(outcome), output)
     else:
         line(f"{node} is cordoned, {len(moves)} of its replicas move")
         for one in moves:
             line(f"  {stage_line(one)}")
-        for left in reply.unmoved:
-            line(f"  {left.assignment} stays: {reason(left.reason)}", "yellow")
+        for each in left:
+            line(f"  {each.assignment} stays: {reason(each.reason)}", "yellow")
     stopped = next((one for one in moves if one.stage == "aborted"), None)
     if stopped is not None:
         raise refusal_of(stopped)
-    stay = [left for left in reply.unmoved if left.reason.code != Code.WAITING_FOR_REPLACEMENT]
-    if watch and stay:
-        raise refuse(Code.CONFLICT, f"{len(stay)} replicas stay on {node}", "an empty node", "see above")
+    if watch and left:
+        raise refuse(Code.CONFLICT, f"{len(left)} replicas stay on {node}", "an empty node", "see above")
+
+
+def relieved(
+    api: Region, unmoved: Iterable[operator_pb2.UnmovedReplica]
+) -> list[operator_pb2.UnmovedReplica]:  # fmt: skip
+    """Of what did not move, that which stays once what only waits for its successor has gone, or had time enough to."""
+    left = list(unmoved)
+    for _ in range(RELIEF_LOOKS):
+        if not any(each.reason.code == Code.WAITING_FOR_REPLACEMENT for each in left):
+            break
+        there = {row.assignment.id for row in api.get("placements").placements}
+        left = [each for each in left if each.assignment in there]
+        time.sleep(LOOK_S)  # noqa: TID251
+    return left
 
 
 def follow(
