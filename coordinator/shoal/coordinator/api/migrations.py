@@ -84,6 +84,8 @@ def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | 
         case Planned() if migration.leaves_home:
             turned = controller.turned.get(migration.workload)
             return turned or Refusal(Code.NO_BID, f"{migration.aim.region} has not answered yet")
+        case Planned() if migration.crosses:
+            return Refusal(Code.NO_CANDIDATE, "no place at home yet", "one for all its replicas")
         case Planned():
             plan = controller.plan_now.of(migration.workload) if controller.plan_now is not None else None
             why = plan.unmoved.get(migration.id) if plan is not None else None

@@ -230,7 +230,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         key = _key(request.workload)
         aim = Aim.parse(request.to)
         if aim.node not in self._region.fleet.fleet.nodes and aim.node in self._region.regions:
-            begun = await self._region.moving.cross(key, aim.node, actor)
+            begun = await self._region.moving.cross(key, aim, actor, replica=request.replica)
         else:
             begun = await self._region.moving.migrate(key, aim, actor, replica=request.replica)
         await self._audit.note(actor, "Migrate", f"{key} to {request.to}", begun.id)

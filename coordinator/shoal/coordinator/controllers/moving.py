@@ -13,13 +13,14 @@ from shoal.coordinator.core.migration.crossing import UNDECIDED, abroad
 from shoal.coordinator.core.migration.estimate import aimed_at
 from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Place, Planned, Told
 from shoal.coordinator.core.migration.moves import WRONG
+from shoal.coordinator.core.negotiation.choice import asked_of
 from shoal.coordinator.core.negotiation.trust import may_delegate, policy_forbids
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Clock, Ids
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import MigrationRule
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import Intent, WorkloadKey
 
 KIND: Final = "m"
 
@@ -58,6 +59,11 @@ class MovingController:
         async with self._workloads.stepping:
             aimed_at(self._fleet.fleet, aim)
             rule = self._rule_of(key)
+            crossing = [each.id for each in self._workloads.migrations.live if each.crosses and each.workload == key]
+            if crossing:
+                raise refuse(
+                    Code.CONFLICT, f"{key} moves as a whole: {crossing[0]}", "one that does not", "wait for it"
+                )
             found = self._movable(key, aim, replica)
             migration = self._new(key, Cause.OPERATOR, actor, found, aim, rule)
             # An operator's word counts for more than what was only late or slow there before.
@@ -65,10 +71,16 @@ class MovingController:
             await self._commit([*forgiven, migration], actor)
         return self._workloads.migrations.all[migration.id]
 
-    async def cross(self, key: WorkloadKey, region: str, actor: str) -> Migration:
-        """Begins a move of a workload to another region, or home to this one.
+    async def cross(self, key: WorkloadKey, aim: Aim, actor: str, *, replica: str = "") -> Migration:
+        """Begins a move of a workload to the region that `aim` has as its node, or home to this one.
 
-        Raises ShoalError(WORKLOAD_UNKNOWN | TRADE_DENIED | MODEL_NOT_READY | CONFLICT | STORE_FULL)."""
+        Raises ShoalError(FIELD_INVALID | WORKLOAD_UNKNOWN | TRADE_DENIED | MODEL_NOT_READY | CONFLICT | STORE_FULL)."""
+        region = aim.node
+        if aim.device or replica:
+            raise refuse(
+                Code.FIELD_INVALID, f"{f'replica {replica}' if replica else f'device {aim.device}'} with a region",
+                "a region alone: it has all of a workload, where it likes",
+            )  # fmt: skip
         async with self._workloads.stepping:
             rule, away = self._rule_of(key), self._workloads.delegated.get(key)
             under_way = [each.id for each in self._workloads.migrations.live if each.workload == key]
@@ -91,8 +103,10 @@ class MovingController:
                 node, one = self._movable(key, Aim(), "")
                 source = Place(one.id, node, one.device, one.model, one.precision)
             name, now, wall = self._ids.name(KIND), self._clock.now(), self._clock.wall()
-            asked = Migration(name, key, Cause.OPERATOR, actor, source, Aim(region=region), rule, UNDECIDED)
-            migration = machine.planned(asked, now, wall)[0]
+            begun = Migration(name, key, Cause.OPERATOR, actor, source, Aim(region=region), rule, UNDECIDED)
+            if home:
+                begun = replace(begun, asked=asked_of(self._intent_of(key)))
+            migration = machine.planned(begun, now, wall)[0]
             await self._commit([migration], actor)
         return self._workloads.migrations.all[migration.id]
 
@@ -152,13 +166,16 @@ class MovingController:
     # -- what may move -------------------------------------------------------------------------------------------------
 
     def _rule_of(self, key: WorkloadKey) -> MigrationRule:
+        return self._intent_of(key).migration
+
+    def _intent_of(self, key: WorkloadKey) -> Intent:
         intent = next((intent for intent in self._workloads.intents if intent.key == key), None)
         if intent is None:
             raise refuse(Code.WORKLOAD_UNKNOWN, str(key), "an applied workload", "see `shoal get workloads`")
-        return intent.migration
+        return intent
 
     def _may_leave(self, key: WorkloadKey, region: str) -> None:
-        intent = next(intent for intent in self._workloads.intents if intent.key == key)
+        intent = self._intent_of(key)
         if intent.session:
             raise refuse(
                 Code.CONFLICT, f"{key} keeps state for its sessions", "a workload without",

@@ -368,9 +368,12 @@ class TradesController:
             return Wish(Need.NOTHING, "", home_serves=self._intent(key) is None or self._serves_or_cannot(key))
         standing, course = self._home.standing(key), self._home.course(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
-        need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
         asked, fails, live = self._asked_of(intent), self._fails(key), self._home.moves_live
         phase = self.trades.get(key, Trade(key)).phase
+        if course is not None and course.rests:
+            better = better and (isinstance(phase, Active) or course.asked not in ("", asked))
+            course = None
+        need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
         if course is not None and course.leaves and standing.placed:
             return Wish(Need.HOME, asked, standing.serves, fails)
         over = course is not None and course.agreement not in ("", _agreement(phase))

@@ -67,6 +67,24 @@ def weights(world: World, at: str) -> dict[str, float]:
     return {endpoint.node: endpoint.weight for endpoint in route.endpoints}
 
 
+async def test_a_region_has_a_workload_whole(world: World) -> None:
+    _, target = await two(world)
+    for aim, replica in ((Aim("us-east", "gpu0"), ""), (Aim("us-east"), "a-1")):
+        with pytest.raises(ShoalError) as error:
+            await world.region.moving.cross(KEY, aim, "ops", replica=replica)
+        assert error.value.code is Code.FIELD_INVALID
+    one = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    crossing = replace(one, aim=Aim(region="us-east"))
+    world.region.workloads.migrations.all[one.id] = crossing
+    assert migration_view(world.region.workloads, crossing, Elapsed(0.0), Wall(0.0)).reason.code == "NO_BID"
+    inward = replace(crossing, source=replace(one.source, region="us-east"))
+    assert migration_view(world.region.workloads, inward, Elapsed(0.0), Wall(0.0)).reason.code == "NO_CANDIDATE"
+    with pytest.raises(ShoalError) as error:
+        await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    assert error.value.code is Code.CONFLICT
+    assert "as a whole" in error.value.refusal.found
+
+
 async def test_an_operator_moves_a_workload(world: World) -> None:
     source, target = await two(world)
     begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")

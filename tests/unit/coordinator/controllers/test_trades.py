@@ -18,7 +18,7 @@ from shoal.coordinator.controllers.region import NoMeter
 from shoal.coordinator.controllers.trades import Standing, TradesController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.negotiation import hold, trade
-from shoal.coordinator.core.negotiation.choice import Figures
+from shoal.coordinator.core.negotiation.choice import Figures, asked_of
 from shoal.coordinator.core.negotiation.model import Active, Resting, Withdrawing
 from shoal.coordinator.core.workloads.model import Course
 from shoal.coordinator.ports import Heard
@@ -80,6 +80,7 @@ class Home:
     serves: bool = False
     own: Figures | None = None
     seen: Mapping[str, ServiceReport] = field(default_factory=dict)
+    way: Course | None = None
 
     def intents(self) -> tuple[Intent, ...]:
         return self.wanted
@@ -91,7 +92,7 @@ class Home:
         return Standing(self.placed, self.serves)
 
     def course(self, key: WorkloadKey) -> Course | None:
-        return None
+        return self.way
 
     @property
     def moves_live(self) -> bool:
@@ -267,6 +268,32 @@ async def test_what_has_a_place_moves_only_past_the_margin(tmp_path: Path, cost:
     await origin.run(2.0)
     assert (KEY in origin.trades.delegated) == moved
     assert (await origin.log()).count("SOLICITED") == 1, "once in its cooldown"
+    await origin.store.close()
+
+
+@pytest.mark.parametrize("asked", ["", "the same", "something else"])
+async def test_what_was_brought_home_goes_for_no_better_place(tmp_path: Path, asked: str) -> None:
+    want = intent(DelegationMode.WHEN_BETTER)
+    origin = await Origin.open(tmp_path, want=want)
+    origin.home.placed, origin.home.own = True, (0.022, 1.0, math.nan)
+    asked = asked_of(want) if asked == "the same" else asked
+    origin.home.way = Course("a", 0.0, home=True, agreement="g-0", rests=True, asked=asked)
+    origin.wire.regions["a"].cost = 0.5
+    await origin.run(2.0)
+    assert (KEY in origin.trades.delegated) == (asked == "something else"), "its documents are others than then"
+    origin.home.placed = False
+    await origin.run(2.0)
+    assert KEY in origin.trades.delegated, "where home has no place for it, it goes"
+    await origin.store.close()
+
+
+async def test_what_an_agreement_did_before_draws_no_other(tmp_path: Path) -> None:
+    origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
+    origin.home.placed, origin.home.own = True, (0.022, 1.0, math.nan)
+    origin.home.way = Course("b", 1.0, home=False, goes=True, agreement="g-0")
+    origin.wire.regions["a"].cost = 0.5
+    await origin.run(2.0)
+    assert origin.trades.delegated[KEY].region == "a", "by its own terms, not because g-0 went to b"
     await origin.store.close()
 
 

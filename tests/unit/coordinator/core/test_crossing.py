@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from unit.coordinator.core.region import DIGEST, START, Region, intent, node
 
+from shoal.coordinator.core.migration.advance import view
 from shoal.coordinator.core.migration.crossing import courses_of
 from shoal.coordinator.core.migration.machine import cancelled
 from shoal.coordinator.core.migration.model import Aborted, Cause, Draining, Migration, Preparing, RollingBack, Shifting
@@ -254,6 +255,31 @@ def test_home_that_is_lost_again_while_the_other_region_is_left_hands_it_all_bac
     region.run(6)
     assert isinstance(the_one(region).state, Draining)
     assert shares(region, "gw") == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("asked", ["", "documents"])
+def test_what_came_home_rests_there(region: Region, asked: str) -> None:
+    at_the_other(region)
+    region.delegated = {KEY: replace(AWAY, returns="home has a place for it again")}
+    until_begun(region)
+    one = the_one(region)
+    region.migrations[one.id] = replace(one, asked=asked)
+    until(region, Draining)
+    region.delegated = {}
+    region.run(1)
+    assert course(region) == Course("us-east", 0.0, home=True, agreement="g-1", rests=True, asked=asked)
+    region.run(the_one(region).rule.cooldown_s, tick=10.0)
+    assert (course(region) is not None) == bool(asked)
+
+
+def test_while_it_crosses_nothing_else_moves_it(region: Region) -> None:
+    def movable() -> int:
+        now, wall = Elapsed(region.now), Wall(START + region.now)
+        return len(view(region.world(), region.migrations, now, wall, only=KEY).replicas)
+
+    assert movable() == 1
+    outward(region)
+    assert movable() == 0
 
 
 def until_begun(region: Region) -> None:

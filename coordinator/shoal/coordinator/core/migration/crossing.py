@@ -205,6 +205,9 @@ def _course_by_state(migration: Migration, now: Elapsed) -> Course | None:
         case Aborted(refusal=refusal, at=at):
             late = not out or now >= at + migration.rule.cooldown_s
             return None if late else Course(region, 0.0, home=True, leaves=True, wrong=refusal.code in WRONG)
+        case Done(at=at) if not out and migration.cause is not Cause.NOTICE:
+            rests = bool(migration.asked) or now < at + migration.rule.cooldown_s
+            return Course(region, 0.0, home=True, rests=True, asked=migration.asked) if rests else None
         case Done() | Alone() | Returning():  # the latter two are of moves with a gap, which none of these has
             return None
 

@@ -293,7 +293,8 @@ class Migration:
     held against its target after it, or its device was measured anew. reason: why it was begun, in words. expected:
     None until it has a place, where nothing told it before. came: None until it was done for a while. gap: its
     device cannot hold both replicas. dark_since: when the old one was sent away first; gap_s: for how long nobody
-    served, None until somebody does again."""
+    served, None until somebody does again. asked: what its documents asked of others when an operator had it
+    brought home."""
 
     id: str
     workload: WorkloadKey
@@ -314,6 +315,7 @@ class Migration:
     gap: bool = False
     dark_since: Wall | None = None
     gap_s: Seconds | None = None
+    asked: str = ""
 
     @property
     def stage(self) -> Stage:

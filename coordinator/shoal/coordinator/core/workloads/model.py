@@ -157,7 +157,8 @@ class Course:
     """A workload on its way between home and another region. share: of its requests that go there. home: it is wanted
     here. goes: there, not home. leaves: the agreement is to be given up. stays: there is no way back from there but
     another move. agreement: says nothing of any other; empty until there is one. wrong: its answers are: it gets no
-    request, even where home has nobody."""
+    request, even where home has nobody. rests: it came home lately, and leaves again only where it must; asked: as long
+    as its documents ask for this, however long ago; empty: whatever they ask for."""
 
     region: str
     share: float
@@ -167,6 +168,8 @@ class Course:
     stays: bool = False
     agreement: str = ""
     wrong: bool = False
+    rests: bool = False
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,12 +80,13 @@ class View:
         self._current = current
         self._opening = opened(self.scope, ((intent, current[intent.key]) for intent in inputs.intents))
         bound = {name for move in inputs.moves for name in (move.source, move.target)}
+        crossing = {each.workload for each in migrations.values() if each.crosses and not each.is_over}
         self.replicas = tuple(
             Replica(intent, each, self._calm(intent, each))
             for intent in sorted(inputs.intents, key=lambda intent: intent.key)
             if (intent.migration.unasked if only is None else intent.key == only) and self._is_whole(intent)
             for each in current[intent.key].standing
-            if each.assignment.id not in bound and self._may_move(intent, each)
+            if each.assignment.id not in bound and intent.key not in crossing and self._may_move(intent, each)
         )
         self._looked = self.turns(self.replicas)
 
