@@ -26,6 +26,10 @@ class SystemClock:
     def now(self) -> Elapsed:
         return Elapsed(self._offset + _ticks())
 
+    def ticks(self, at: Elapsed) -> Elapsed:
+        """`at` on the machine's own scale, which every process here reads alike (`FollowedClock.now`)."""
+        return Elapsed(at - self._offset)
+
     def wall(self) -> Wall:
         return timekeeping.believed(self._anchor, _machine(), self.now())
 

@@ -1,7 +1,7 @@
 """What supervisor and front say to each other, and its form in a frame.
 
 Kinds that a front answers: `configure` (a Configuration), `verify` (an Order; a Verdict), `stats` (FrontStats),
-`lease` (seconds), `drain`, `stop`.
+`lease` (until when), `drain`, `stop`.
 """
 
 import base64
@@ -16,7 +16,7 @@ from shoal.types.assignment import Credential, Crossing, Ingress, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Giver, Handover, Verification, Verifier
 from shoal.types.route import Route
-from shoal.types.units import Seconds, Wall
+from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire import nouns
 
@@ -158,14 +158,15 @@ def _worker(said: dict[str, Any]) -> LocalWorker:
     return LocalWorker(said["assignment"], WorkloadKey(*said["workload"]), said["socket"], said["nonce"])
 
 
-def pack_lease(seconds: Seconds) -> bytes:
-    return json.dumps({"seconds": seconds}).encode()
+def pack_lease(until: Elapsed) -> bytes:
+    """until: on the machine's own scale."""
+    return json.dumps({"until": until}).encode()
 
 
-def unpack_lease(payload: bytes) -> Seconds:
+def unpack_lease(payload: bytes) -> Elapsed:
     """Raises ShoalError(MESSAGE_INVALID)."""
     try:
-        return Seconds(float(json.loads(payload)["seconds"]))
+        return Elapsed(float(json.loads(payload)["until"]))
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("lease", error) from error
 

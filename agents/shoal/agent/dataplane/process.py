@@ -15,16 +15,17 @@ from typing import Final
 
 import structlog
 
+from shoal.agent.clock import SystemClock
 from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig, Order
 from shoal.agent.frames import FrameClient, start_time
-from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker, Witness
+from shoal.agent.ports import FrontStats, Keeper, LocalWorker, Witness
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Verdict, Verification
 from shoal.types.route import Route
-from shoal.types.units import Seconds
+from shoal.types.units import Elapsed, Seconds
 from shoal.wire import nouns
 
 START_TIMEOUT_S: Final = 30.0
@@ -76,7 +77,7 @@ class FrontProcess:
     that nobody else takes them while a front restarts.
     """
 
-    def __init__(self, config: FrontConfig, command: Sequence[str], clock: Clock) -> None:
+    def __init__(self, config: FrontConfig, command: Sequence[str], clock: SystemClock) -> None:
         self._asked = config
         self._config = config
         self._command = tuple(command)
@@ -126,9 +127,10 @@ class FrontProcess:
         await self._configure(await self._connected())
 
     async def lease(self, seconds: Seconds) -> None:
-        """Raises ShoalError: then what it was told before counts."""
+        """Raises ShoalError: then what it was told before counts. It ends when said, however late the front hears."""
+        until = self._clock.ticks(Elapsed(self._clock.now() + seconds))
         client = await self._connected()
-        await client.call("lease", control.pack_lease(seconds), timeout=CALL_TIMEOUT_S)
+        await client.call("lease", control.pack_lease(until), timeout=CALL_TIMEOUT_S)
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
         """Raises ShoalError; no later than `asked.within_s`."""

@@ -129,10 +129,10 @@ class Sessions:
                 self._giving[name] = self._beside(self._give(name))
         self._tell()
 
-    def lease(self, seconds: Seconds) -> None:
-        """What is had here is had for so long. One that had ended has ended all sessions, also those not asked for."""
+    def lease(self, until: Elapsed) -> None:
+        """What is had here is had so long. One that had ended has ended all sessions, also those not asked for."""
         self._stop_unleased()
-        self._leased_until = Elapsed(max(self._leased_until, self._clock.now() + seconds))
+        self._leased_until = Elapsed(max(self._leased_until, until))
 
     def close(self) -> None:
         for task in tuple(self._tasks):

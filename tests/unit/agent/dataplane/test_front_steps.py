@@ -14,7 +14,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Seconds, Wall
+from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire.identity import Identity
 
@@ -31,7 +31,7 @@ class Node:
         self.crashes = 0
         workers, peers = cast("Workers", self), cast("Peers", self)
         sessions = Sessions("west", "n1", clock, workers, peers, lambda: Wall(1.0))
-        sessions.lease(Seconds(300.0))
+        sessions.lease(Elapsed(clock.now() + 300.0))
         self.plane = DataPlane(Settings("west", "n1"), clock, workers, peers, lambda: Wall(1.0), sessions=sessions)
         self.told()
 

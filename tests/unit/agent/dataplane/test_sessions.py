@@ -54,7 +54,7 @@ class Front:
         clock = SystemClock()
         workers, peers = cast("Workers", self), cast("Peers", self)
         self.sessions = Sessions("west", self.name, clock, workers, peers, lambda: Wall(1.0), self.limits)
-        self.sessions.lease(Seconds(300.0))
+        self.sessions.lease(Elapsed(clock.now() + 300.0))
         self.told()
 
     def told(self, handover: Handover | None = None, *givers: Giver, nonce: str = "1") -> None:
