@@ -233,7 +233,7 @@ async def test_the_end_of_the_lease_ends_every_session(three: Three) -> None:
         stream = Stream(client_of(three, lone), 1)
         with pytest.raises(Failed, match="LEASE_ENDED"):
             await stream.step()
-        await lone.front.lease(Seconds(0.5))
+        await lone.front.lease(Seconds(3.0))
         await stream.step()
         await until(lambda: three.none_at(lone), WAIT_S, "the lease to end")
         with pytest.raises(Failed, match="LEASE_ENDED"):

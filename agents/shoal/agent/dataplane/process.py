@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
-from shoal.agent.clock import SystemClock
 from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig, Order
 from shoal.agent.frames import FrameClient, start_time
-from shoal.agent.ports import FrontStats, Keeper, LocalWorker, Witness
+from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker, Witness
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Verdict, Verification
@@ -70,6 +69,12 @@ class _Process:
         self.gone.set()
 
 
+class MachineClock(Clock, Protocol):
+    def ticks(self, at: Elapsed) -> Elapsed:
+        """`at` on the machine's own scale, which the front reads too."""
+        ...
+
+
 class FrontProcess:
     """Keeps one front running. command: starts `dataplane.main.run`; gets `--config PATH` added, a nonce on its input.
 
@@ -77,7 +82,7 @@ class FrontProcess:
     that nobody else takes them while a front restarts.
     """
 
-    def __init__(self, config: FrontConfig, command: Sequence[str], clock: SystemClock) -> None:
+    def __init__(self, config: FrontConfig, command: Sequence[str], clock: MachineClock) -> None:
         self._asked = config
         self._config = config
         self._command = tuple(command)

@@ -51,7 +51,7 @@ def _join(state_dir: Path, coordinator: str, token: str, name: str, labels: dict
 
 
 def _front(config: Path, journal: Path | None) -> int:
-    from shoal.agent.clock import SystemClock
+    from shoal.agent.clock import FollowedClock
     from shoal.agent.dataplane import main as dataplane
     from shoal.agent.main.timekeeper import followed
     from shoal.wire import logs
@@ -59,7 +59,7 @@ def _front(config: Path, journal: Path | None) -> int:
     logs.configure(process="front")
     nonce = sys.stdin.readline().strip()
     if journal is None:
-        clock = SystemClock()
+        clock = FollowedClock(lambda: None, "")
         return dataplane.run(config, nonce, clock, clock.wall)
     kept = followed(journal)
     return dataplane.run(config, nonce, kept, kept.dates_at)
