@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "600")), help="seeded runs to play")
+    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "350")), help="seeded runs to play")
     parser.addoption(
         "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
     )

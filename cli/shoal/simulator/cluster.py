@@ -335,6 +335,8 @@ class Cluster:
             return [f"{name} has not reported in full"]
         if state.quarantined:
             return [f"{name} is not trusted again"]
+        if dark := sorted({each.name for each in state.node.devices} - state.readings.keys()):
+            return [f"{name}'s {', '.join(dark)} was not measured again"]
         wanted = region.workloads.desired.get(name)
         held = self.supervisors[name].snapshot.version
         if wanted is None or held != wanted.version:
