@@ -775,8 +775,9 @@ def _delegated(
 ) -> Delegated | None:  # fmt: skip
     """intent: as its documents say now, which may forbid what was agreed before: then nothing waits for its end."""
     wanted = trade.is_relied_on(state, now)
-    returns = state.phase.returns if isinstance(state.phase, Active) else ""
-    ends = {each.deal.agreement: f"notice was given ({each.code})" for each in state.leaving}
+    returns = state.phase.returns if isinstance(state.phase, Active) and wanted else ""
+    noticed = [each for each in state.leaving if each.code is not Code.BREACHED]
+    ends = {each.deal.agreement: f"notice was given ({each.code})" for each in noticed}
 
     def told(deal: Deal, *, ready: bool) -> Delegated:
         way = Seconds(round(way_s.get(deal.region, 0.0), 3))  # every change of it is a step of the region

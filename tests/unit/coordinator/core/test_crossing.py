@@ -17,9 +17,9 @@ from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
 from shoal.types.device import Role
-from shoal.types.route import Endpoint
+from shoal.types.route import Endpoint, EndpointState
 from shoal.types.units import Elapsed, Wall
-from shoal.types.workload import WorkloadKey
+from shoal.types.workload import Standby, WorkloadKey
 
 KEY = WorkloadKey("shop", "ocr")
 AWAY = Delegated(
@@ -190,6 +190,32 @@ def test_a_region_that_is_only_silent_is_not_left(region: Region) -> None:
     region.delegated = {KEY: replace(AWAY, wanted=False)}
     region.run(10)
     assert region.migrations == {}
+
+
+def test_what_stands_by_at_home_takes_over_when_the_agreement_breaks_as_home_drains(region: Region) -> None:
+    region.intents = (intent(standby=Standby.WARM),)
+    region.run(10)
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, Draining)
+    region.step()
+    assert [each.state for each in endpoints(region, "gw") if each.node in region.agents] == [EndpointState.STANDBY]
+    region.delegated = {KEY: replace(AWAY, wanted=False)}
+    for _ in range(10):
+        region.step()
+        assert [each for each in endpoints(region, "gw") if each.node in region.agents], "whatever it is now"
+    assert shares(region, "gw")[0] > 0.0
+    assert len(region.migrations) == 1, "nothing is compared with it"
+
+
+def test_an_agreement_that_breaks_on_the_way_home_is_waited_for_no_longer(region: Region) -> None:
+    at_the_other(region)
+    region.delegated = {KEY: replace(AWAY, returns="home has a place for it again")}
+    until_begun(region)
+    region.delegated = {KEY: replace(AWAY, wanted=False)}
+    region.run(8)
+    assert isinstance(the_one(region).state, Aborted)
+    assert shares(region, "gw")[0] > 0.0, "though that region is in the routes yet"
 
 
 # -- an agreement that ends, and one that follows it -------------------------------------------------------------------

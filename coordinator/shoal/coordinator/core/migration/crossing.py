@@ -94,9 +94,9 @@ def target_of(migration: Migration, world: World, decision: Decision) -> tuple[s
 
 
 def sight_of(place: Place, migration: Migration, world: World, wall: Wall) -> Sight:
-    """An agreement, as a replica would be seen."""
+    """An agreement, as a replica would be seen; a broken one as one that is gone."""
     away = world.delegated.get(migration.workload)
-    if away is None or away.agreement != place.assignment:
+    if away is None or away.agreement != place.assignment or away.is_broken:
         return Sight()
     served = _served(delivered(world.fleet, place.assignment), away.way_s)
     observed = Observed(
@@ -156,9 +156,9 @@ def verification_of(usual: Verification, migration: Migration, fleet: Fleet) -> 
 def ends(migration: Migration, world: World) -> Refusal | None:
     """Why the agreement that it goes towards will not last."""
     away, target = world.delegated.get(migration.workload), migration.target
-    if away is None or target is None or away.agreement != target.assignment or not away.returns:
+    if away is None or target is None or away.agreement != target.assignment or (away.wanted and not away.returns):
         return None
-    return Refusal(Code.AGREEMENT_ENDED, f"{target.assignment} ends: {away.returns}")
+    return Refusal(Code.AGREEMENT_ENDED, f"{target.assignment} ends: {away.returns or 'it is broken'}")
 
 
 def refusal_of(migration: Migration, world: World) -> Refusal:

@@ -159,9 +159,10 @@ def _is_home(course: Course | None) -> bool:
 
 
 def _course_of(world: World, key: WorkloadKey) -> Course | None:
-    """Of the very agreement that it has now."""
+    """Of the very agreement that it has now. Once that is broken only what is wrong there counts of it: home serves
+    with what it has."""
     course, away = world.courses.get(key), world.delegated.get(key)
-    if course is None or away is None or away.region != course.region:
+    if course is None or away is None or away.region != course.region or (away.is_broken and not course.wrong):
         return None
     return course if course.agreement in ("", away.agreement) else None
 

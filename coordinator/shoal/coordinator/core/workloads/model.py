@@ -138,8 +138,8 @@ class Happened:
 class Delegated:
     """A workload that another region runs. gateways: of that region. ready: it serves there, so that its route may lead
     there and home replicas may go. wanted: it shall run there; False: notice was given, and home takes it back. model,
-    precision: as it was bid. returns: why it is to come home, once that is shown to be as good; empty: it stays. way_s:
-    there and back, between the regions."""
+    precision: as it was bid. returns: why it is to come home, once that is shown to be as good; empty: it stays, or is
+    broken. way_s: there and back, between the regions."""
 
     agreement: str
     region: str
@@ -150,6 +150,11 @@ class Delegated:
     precision: str = ""
     returns: str = ""
     way_s: Seconds = Seconds(0.0)
+
+    @property
+    def is_broken(self) -> bool:
+        """Breached: nothing is compared with it, and nobody waits for it."""
+        return not self.wanted and not self.returns
 
 
 @dataclass(frozen=True, slots=True)
