@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -56,15 +57,15 @@ class Coordinator:
         assert status is not None, "it started"
         return status
 
-    def restored_from(self, copy: Path) -> dict[str, str]:
-        """What `restore` says, while it does not run."""
+    def restored_from(self, copy: Path, *flags: str) -> dict[str, Any]:
+        """What `restore` says, while it does not run. A store that is there is replaced."""
         command = [
             str(Path(sys.executable).with_name("shoal-coordinator")), "restore", "--region", self.region,
-            "--data-dir", str(self.data), "--from", str(copy),
+            "--data-dir", str(self.data), "--from", str(copy), "--replace", *flags,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
-        told: dict[str, str] = json.loads(done.stdout)
+        told: dict[str, Any] = json.loads(done.stdout)
         return told
 
     def _start(self, flags: Sequence[str], deadline_s: float) -> int | None:

@@ -6,6 +6,7 @@ import click
 
 from shoal.cli.commands import (
     apply,
+    backup,
     bench,
     ca,
     can_move,
@@ -61,14 +62,14 @@ _VERBS: tuple[click.Command, ...] = (
     federation.federation,
     token.token,
     doctor.doctor,
+    backup.backup,
+    backup.restore,
     bench.bench,
 )
 
 
 LATER: dict[str, str] = {
     "trace": "compose",
-    "backup": "compose",
-    "restore": "compose",
     "logs": "compose",
     "support-bundle": "compose",
     "upgrade": "compose",

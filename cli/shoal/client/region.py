@@ -9,9 +9,11 @@ the one that leads can answer is asked there.
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -23,6 +25,7 @@ from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import Wall
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, nouns_pb2, operator_pb2, operator_pb2_grpc
+from shoal.wire.backup import Backup
 from shoal.wire.handshake import check_own, check_peer
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import CHUNK_BYTES, LINK_BYTES, channel_options
@@ -30,6 +33,7 @@ from shoal.wire.status import refusal_of
 
 TIMEOUT_S: Final = 30.0
 PUSH_TIMEOUT_S: Final = 600.0
+BACKUP_TIMEOUT_S: Final = 3600.0
 
 ANSWERS_S: Final = 2.0
 """For a coordinator to say whether it leads."""
@@ -220,6 +224,37 @@ class Region:
                 error = self._refused(cause)
                 if not (follow and error.code in _ENDED and len(self.addresses) > 1 and self._found()):
                     raise error from cause
+
+    def backup(
+        self, path: Path, *, models: bool = False, progress: Callable[[int], None] = lambda done: None
+    ) -> Backup:
+        """Writes the region's state to a new file that only its owner reads, and reads it back. models: with their
+        bytes. progress: is told how many bytes have come. Raises ShoalError(CONFLICT) where there is a file."""
+        if path.exists():
+            raise refuse(Code.CONFLICT, f"{path} is there", "a new file", "choose another name")
+        unfinished = path.with_name(f".{path.name}.unfinished")
+        request = operator_pb2.BackupRequest(models=models)
+
+        def call() -> None:
+            unfinished.unlink(missing_ok=True)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in self._operator.Backup(request, timeout=BACKUP_TIMEOUT_S):
+                    file.write(chunk.data)
+                    progress(file.tell())
+                file.flush()
+                os.fsync(file.fileno())
+
+        try:
+            self._led(call, again=True)
+            whole = Backup.open(unfinished)
+            unfinished.rename(path)
+        except OSError as cause:
+            found = f"{path}: {cause.strerror}"
+            raise refuse(Code.DISK_FULL, found, "a folder with room for a backup", "choose another") from cause
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return replace(whole, path=path)
 
     def create_token(self, role: str, name: str = "", valid_s: float = 3600.0) -> operator_pb2.CreateTokenReply:
         request = operator_pb2.CreateTokenRequest(role=role, name=name, valid_s=valid_s)

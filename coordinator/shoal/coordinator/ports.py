@@ -106,6 +106,14 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a store held at one revision, in key order."""
+
+    revision: int
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOptions:
     """directory: of this coordinator alone. scope: whose truth it is (`region/eu`); the rest for stores on servers.
 
@@ -161,6 +169,10 @@ class OpenStore(Store, Protocol):
 
     async def backup(self) -> Path | None:
         """A verified copy; None where the server keeps its own. Raises ShoalError."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Raises ShoalError(STORE_UNAVAILABLE), STORE_CORRUPT where what is read is not what was written."""
         ...
 
     def election(self, candidate: bytes) -> Election:

@@ -159,6 +159,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.GetFederationRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.GetFederationReply.FromString,
                 _registered_method=True)
+        self.Backup = channel.unary_stream(
+                '/shoal.v1.Operator/Backup',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.BackupRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.BackupChunk.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -329,6 +334,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Backup(self, request, context):
+        """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -456,6 +468,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.GetFederation,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.GetFederationRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.GetFederationReply.SerializeToString,
+            ),
+            'Backup': grpc.unary_stream_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.BackupRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.BackupChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1133,6 +1150,33 @@ class Operator:
             '/shoal.v1.Operator/GetFederation',
             shoal_dot_v1_dot_operator__pb2.GetFederationRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.GetFederationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.v1.Operator/Backup',
+            shoal_dot_v1_dot_operator__pb2.BackupRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.BackupChunk.FromString,
             options,
             channel_credentials,
             insecure,

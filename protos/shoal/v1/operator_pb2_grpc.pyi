@@ -72,6 +72,8 @@ class OperatorStub:
     """Redeems a federation's one-time token; the region is a member from then on, also after a restart."""
     LeaveFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]
     GetFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]
+    Backup: _grpc.UnaryStreamMultiCallable[_operator_pb2.BackupRequest, _operator_pb2.BackupChunk]
+    """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -117,6 +119,8 @@ class OperatorAsyncStub(OperatorStub):
     """Redeems a federation's one-time token; the region is a member from then on, also after a restart."""
     LeaveFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.LeaveFederationRequest, _operator_pb2.LeaveFederationReply]  # type: ignore[assignment]
     GetFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]  # type: ignore[assignment]
+    Backup: _aio.UnaryStreamMultiCallable[_operator_pb2.BackupRequest, _operator_pb2.BackupChunk]  # type: ignore[assignment]
+    """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -309,5 +313,13 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.GetFederationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.GetFederationReply, _abc.Awaitable[_operator_pb2.GetFederationReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Backup(
+        self,
+        request: _operator_pb2.BackupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.BackupChunk], _abc.AsyncIterator[_operator_pb2.BackupChunk]]:
+        """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

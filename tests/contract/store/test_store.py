@@ -13,20 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.etcd import Etcd, etcd
-from shoal.coordinator.ports import Change, Compacted, StaleRevision, Store, Transaction
+from shoal.coordinator.ports import Change, Compacted, OpenStore, StaleRevision, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.codes import Code, ShoalError
 
 CHANGES_KEPT = 16
 
-Opener = Callable[[Path], Awaitable[Store]]
+Opener = Callable[[Path], Awaitable[OpenStore]]
 
 
 @dataclass(frozen=True)
 class Sqlite:
     """Forgets by itself."""
 
-    async def open(self, directory: Path) -> Store:
+    async def open(self, directory: Path) -> OpenStore:
         return await SqliteStore.open(directory, changes_kept=CHANGES_KEPT)
 
     def forget(self) -> None:
@@ -39,7 +39,7 @@ class OneEtcd:
 
     cluster: Etcd
 
-    async def open(self, directory: Path) -> Store:
+    async def open(self, directory: Path) -> OpenStore:
         return await self.cluster.open(directory)
 
     def forget(self) -> None:
@@ -71,7 +71,7 @@ def test_every_installed_store_is_held_to_this_suite() -> None:
 
 
 @asynccontextmanager
-async def opened(opener: Opener, directory: Path) -> AsyncIterator[Store]:
+async def opened(opener: Opener, directory: Path) -> AsyncIterator[OpenStore]:
     store = await opener(directory)
     try:
         yield store
@@ -101,6 +101,28 @@ async def test_scans_in_order_in_pages(opener: Opener, tmp_path: Path) -> None:
             assert len(page) <= 7
             found += [record.key for record in page]
         assert found == keys
+
+
+async def test_a_snapshot_is_everything_at_one_revision_while_others_write(opener: Opener, tmp_path: Path) -> None:
+    async with opened(opener, tmp_path) as store:
+        revision = await store.commit(
+            Transaction({f"pair/{side}/{number}": b"0" for side in "ab" for number in range(8)})
+        )
+
+        async def write(number: int) -> None:
+            await store.commit(Transaction({f"pair/{side}/{number}": b"1" for side in "ab"}))
+
+        writing = [asyncio.ensure_future(write(number)) for number in range(8)]
+        found = await store.snapshot()
+        await asyncio.gather(*writing)
+        held = {record.key: record.value for record in found.records}
+        assert list(held) == sorted(held)
+        assert all(held[f"pair/a/{number}"] == held[f"pair/b/{number}"] for number in range(8)), "no half of a write"
+        assert found.revision >= max(record.revision for record in found.records) >= revision
+        later = await store.snapshot()
+        assert set(later.records) == set(await store.scan(""))
+        await store.commit(Transaction(deletes=("pair/a/0",)))
+        assert (await store.snapshot()).revision > later.revision, "a delete is a revision too"
 
 
 async def test_a_stale_expectation_changes_nothing(opener: Opener, tmp_path: Path) -> None:
@@ -319,5 +341,5 @@ async def _compare(opener: Opener, directory: Path, steps: list[tuple[Any, ...]]
     await store.close()
 
 
-async def _content(store: Store) -> Mapping[str, tuple[bytes, int]]:
+async def _content(store: OpenStore) -> Mapping[str, tuple[bytes, int]]:
     return {record.key: (record.value, record.revision) for record in await store.scan("")}

@@ -5,6 +5,7 @@ from typing import Any
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.backup import Backups, backup
 from shoal.coordinator.api.events import EVENTS_MOST, events, newest
 from shoal.coordinator.controllers.enrolment import Enrolment
 from shoal.coordinator.controllers.events import EventLog
@@ -27,6 +28,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         audit: AuditTrail,
         address: Callable[[], str],
         enrol_address: Callable[[], str],
+        backups: Backups,
     ) -> None:
         self._name = name
         self._controller = controller
@@ -35,6 +37,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         self._audit = audit
         self._address = address
         self._enrol_address = enrol_address
+        self._backups = backups
 
     async def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
         identity = identity_of_context(context)
@@ -96,6 +99,12 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         async for event in events(self._events, request):
             yield event
+
+    async def Backup(
+        self, request: operator_pb2.BackupRequest, context: Any
+    ) -> AsyncIterator[operator_pb2.BackupChunk]:
+        async for chunk in backup(self._backups, self._audit, request, context):
+            yield chunk
 
 
 def _unknown(kind: str, known: str) -> Exception:

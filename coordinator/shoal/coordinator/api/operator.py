@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.backup import Backups, backup
 from shoal.coordinator.api.events import events, newest
 from shoal.coordinator.api.migrations import migration_view, migration_views, unmoved_view
 from shoal.coordinator.api.prospects import prospect_view
@@ -86,8 +87,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         *,
         following: Following | None = None,
         trading: Trading | None = None,
+        backups: Backups | None = None,
     ) -> None:
         self._region = region
+        self._backups = backups
         self._trading = trading
         self._members = members
         self._seat = seat
@@ -263,6 +266,13 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         async for event in events(self._region.events, request):
             yield event
+
+    async def Backup(
+        self, request: operator_pb2.BackupRequest, context: Any
+    ) -> AsyncIterator[operator_pb2.BackupChunk]:
+        assert self._backups is not None  # what follows is not asked
+        async for chunk in backup(self._backups, self._audit, request, context):
+            yield chunk
 
     async def CreateToken(
         self, request: operator_pb2.CreateTokenRequest, context: Any

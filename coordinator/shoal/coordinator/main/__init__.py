@@ -1,5 +1,6 @@
 """`shoal-coordinator`: one program in the roles of a region and of a federation."""
 
+import argparse
 import asyncio
 import gc
 import json
@@ -9,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shoal.coordinator.main import federation, region
-from shoal.coordinator.main.options import config_of, parser_of
-from shoal.coordinator.main.restore import restore
+from shoal.coordinator.main import federation, region, restore
+from shoal.coordinator.main.options import config_of, parser_of, store_options_of
 from shoal.types.codes import ShoalError
 from shoal.wire import descriptors, logs
 from shoal.wire.identity import check_name
@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         if options.verb == "restore":
             os.umask(0o077)
-            region_name = check_name(options.region, "region")
-            print(json.dumps(restore(region_name, Path(options.data_dir), Path(options.copy))))
+            print(json.dumps(restore.restore(_restore_config(options))))
             return
         config = config_of(options)
         os.umask(0o077)
@@ -46,3 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def _restore_config(options: argparse.Namespace) -> restore.RestoreConfig:
+    """Raises ShoalError(NAME_INVALID | FIELD_INVALID)."""
+    data_dir = Path(options.data_dir)
+    return restore.RestoreConfig(
+        role=options.role,
+        region=check_name(options.region, "region"),
+        data_dir=data_dir,
+        shared_dir=Path(options.shared_dir or data_dir),
+        copy=Path(options.copy),
+        store=options.store,
+        store_options=store_options_of(options),
+        replace=options.replace,
+        key_file=Path(options.backup_key_file) if options.backup_key_file else None,
+    )

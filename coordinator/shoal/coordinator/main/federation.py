@@ -19,9 +19,10 @@ from shoal.coordinator.controllers.region import RegionConfig
 from shoal.coordinator.controllers.renewal import Renewal
 from shoal.coordinator.identity.authority import FileAuthority
 from shoal.coordinator.identity.server import NAME, ServerIdentity, first_operator
+from shoal.coordinator.main.backups import Schedule, backup_gauges, backups_of, schedule_of
 from shoal.coordinator.main.options import Config
 from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
-from shoal.coordinator.main.serving import STOP_S, back_up, dialled, listen, refresh
+from shoal.coordinator.main.serving import STOP_S, back_up, check_whole, dialled, listen, refresh
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
 from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
@@ -47,6 +48,7 @@ async def run(config: Config) -> None:
 async def stand(config: Config, process: Process, store: OpenStore, stopping: asyncio.Event) -> None:
     """Until it is told to stop, or the store must be read again."""
     name, clock, ids, meter = config.region, process.clock, process.ids, process.meter
+    await check_whole(store)
     if store.recovery is not None:
         log.critical("store restored from a copy", refusal=str(store.recovery))
     election = store.election(b"")
@@ -92,8 +94,10 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     guard = Authorisation(name, clock, meter, audit, roots_of=roots_of)
     api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
     federation_pb2_grpc.add_FederationServicer_to_server(FederationService(name, controller, clock), api)
+    backups = backups_of(config, "federation", store, clock)
+    schedule = schedule_of(config, backups, clock, meter)
     operators = FederationOperatorService(  # type: ignore[abstract]  # what a federation has not, it says so
-        name, controller, enrolment, events, audit, links, enrols
+        name, controller, enrolment, events, audit, links, enrols, backups
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     others = identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots))
@@ -104,7 +108,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     people = EnrolmentService(name, enrolment, renewal, links, enrols)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
     listen(strangers, process.enrol, identity.credentials(client_certificates=False))
-    process.gauges = lambda: _gauges(controller)
+    process.gauges = lambda: _gauges(controller, schedule)
 
     def due() -> None:
         identity.refresh()
@@ -118,6 +122,8 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(refresh(due)),
     ]
+    if schedule is not None:
+        tasks.append(asyncio.create_task(schedule.run()))
     try:
         await first_of(stopping.wait(), store.outdated.wait())
     finally:
@@ -149,7 +155,11 @@ async def _authority(config: Config, store: OpenStore, election: Election, clock
     return authority
 
 
-def _gauges(controller: FederationController) -> Gauges:
+def _gauges(controller: FederationController, schedule: Schedule | None) -> Gauges:
     members = controller.directory().members
     heard = sum(1 for member in members if member.advertisement is not None)
-    return {"regions": {(("state", "advertising"),): float(heard), (("state", "silent"),): float(len(members) - heard)}}
+    regions = {"advertising": heard, "silent": len(members) - heard}
+    return {
+        "regions": {(("state", state),): float(number) for state, number in regions.items()},
+        **backup_gauges(schedule),
+    }

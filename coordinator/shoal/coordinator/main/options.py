@@ -39,7 +39,9 @@ class Config:
     models: where agents that come by the broker fetch models. signals_dir: feeds of price and carbon that are files.
     signal_hosts: those that a feed's URL may name although they are inside this network. peers: where other regions
     call. advertise: the host that agents, operators and peers dial. links, enrols: of all coordinators of the region,
-    separated by commas; empty: this one's. shared_dir: CA and models, which they all see."""
+    separated by commas; empty: this one's. shared_dir: CA and models, which they all see.
+    archive_dir: where backups are kept, None for none. backup_key_file: of the secret that the CA's keys are sealed
+    with in them."""
 
     region: str
     data_dir: Path
@@ -59,6 +61,10 @@ class Config:
     store: str
     store_options: StoreOptions
     backup_every_s: float
+    archive_dir: Path | None
+    archive_every_s: float
+    archive_keep: int
+    backup_key_file: Path | None
     node_lifetime_s: float
     seed: int
     log_level: str
@@ -84,17 +90,25 @@ def config_of(options: argparse.Namespace) -> Config:
         enrols=_addresses(options.enrols),
         shared_dir=Path(options.shared_dir or data_dir),
         store=options.store,
-        store_options=StoreOptions(
-            data_dir / "store",
-            f"{options.role}/{region}",
-            options.etcd_prefix.strip("/"),
-            tuple(each for each in _addresses(options.etcd_endpoints).split(",") if each),
-            *(Path(file) if file else None for file in (options.etcd_ca, options.etcd_cert, options.etcd_key)),
-        ),
+        store_options=store_options_of(options),
         backup_every_s=options.backup_every,
+        archive_dir=Path(options.archive_dir) if options.archive_dir else None,
+        archive_every_s=options.archive_every,
+        archive_keep=options.archive_keep,
+        backup_key_file=Path(options.backup_key_file) if options.backup_key_file else None,
         node_lifetime_s=options.node_lifetime,
         seed=options.seed,
         log_level=options.log_level,
+    )
+
+
+def store_options_of(options: argparse.Namespace) -> StoreOptions:
+    return StoreOptions(
+        Path(options.data_dir) / "store",
+        f"{options.role}/{options.region}",
+        options.etcd_prefix.strip("/"),
+        tuple(each for each in _addresses(options.etcd_endpoints).split(",") if each),
+        *(Path(file) if file else None for file in (options.etcd_ca, options.etcd_cert, options.etcd_key)),
     )
 
 
@@ -114,6 +128,12 @@ def _seconds(text: str) -> float:
     if not 0.0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a positive number")
     return seconds
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number of at least 1")
+    return int(text)
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:
@@ -136,13 +156,6 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="run a coordinator")
-    run.add_argument(
-        "--role",
-        type=_one_of(*ROLES),
-        default=default("ROLE", "region"),
-        metavar="|".join(ROLES),
-        help="what it serves",
-    )
     broker = verbs.add_parser(
         "broker-config",
         help="make the folder from which Mosquitto carries this region's agent links",
@@ -151,17 +164,62 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     restore = verbs.add_parser(
         "restore",
-        help="put a copy of the store in its place, while the coordinator is stopped",
-        description="Puts a verified copy of the SQLite store in its place, with a history of its own: agents go on"
-        " with what they run. What the store was is kept beside it. In etcd: `etcdctl snapshot restore`.",
+        help="put a backup, or a copy of the store, in its place, while the coordinator is stopped",
+        description="Puts a backup (`shoal backup`, --archive-dir) into either store, or a copy of the SQLite file in"
+        " its place, once it was read and found whole, with a history of its own: agents go on with what they run."
+        " With SQLite, what the store was is kept beside it.",
     )
     restore.add_argument(
-        "--from", dest="copy", required=True, metavar="FILE", help="one of DATA_DIR/store/backups/, or kept elsewhere"
+        "--from",
+        dest="copy",
+        required=True,
+        metavar="FILE",
+        help="a backup, or one of DATA_DIR/store/backups/",
+    )
+    restore.add_argument(
+        "--replace", action="store_true", help="although there is a store, or another CA, which then goes"
     )
     for verb in (run, broker, restore):
         verb.add_argument("--region", default=default("REGION", "local"), help="the region's name, or the federation's")
         verb.add_argument(
             "--data-dir", default=default("DATA_DIR", "./shoal-data"), help="store, CA, models, operator's files"
+        )
+    for verb in (run, restore):
+        verb.add_argument(
+            "--role",
+            type=_one_of(*ROLES),
+            default=default("ROLE", "region"),
+            metavar="|".join(ROLES),
+            help="what it serves",
+        )
+        verb.add_argument(
+            "--shared-dir",
+            default=default("SHARED_DIR", ""),
+            help="CA and models, a folder that all coordinators of the region see. [default: --data-dir]",
+        )
+        verb.add_argument(
+            "--store",
+            default=default("STORE", "sqlite"),
+            help="sqlite: in --data-dir; etcd: v3, for several coordinators",
+        )
+        verb.add_argument(
+            "--etcd-endpoints",
+            default=default("ETCD_ENDPOINTS", ""),
+            metavar="HOST:PORT,..",
+            help="its members, over TLS",
+        )
+        pem = {"ca": "the CA of their certificates", "cert": "this coordinator's certificate", "key": "and its key"}
+        for name, what in pem.items():
+            verb.add_argument(f"--etcd-{name}", default=default(f"ETCD_{name.upper()}", ""), metavar="FILE", help=what)
+        verb.add_argument(
+            "--etcd-prefix", default=default("ETCD_PREFIX", "shoal"), help="before every key, where etcd is shared"
+        )
+        verb.add_argument(
+            "--backup-key-file",
+            default=default("BACKUP_KEY_FILE", ""),
+            metavar="FILE",
+            help="a secret of 16 bytes or more that the CA's keys are sealed with in backups. [default: they are left"
+            " out]",
         )
     broker.add_argument("--out", default=default("BROKER_DIR", "./shoal-broker"), help="the folder that is made")
     broker.add_argument("--listen", default=default("MQTT_LISTEN", "127.0.0.1:8883"), help="where the broker listens")
@@ -209,27 +267,28 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--enrols", default=default("ENROLS", ""), metavar="HOST:PORT,..", help="and for who joins or renews"
     )
     run.add_argument(
-        "--shared-dir",
-        default=default("SHARED_DIR", ""),
-        help="CA and models, a folder that all coordinators of the region see. [default: --data-dir]",
-    )
-    run.add_argument(
-        "--store", default=default("STORE", "sqlite"), help="sqlite: in --data-dir; etcd: v3, for several coordinators"
-    )
-    run.add_argument(
-        "--etcd-endpoints", default=default("ETCD_ENDPOINTS", ""), metavar="HOST:PORT,..", help="its members, over TLS"
-    )
-    pem = {"ca": "the CA of their certificates", "cert": "this coordinator's certificate", "key": "and its key"}
-    for name, what in pem.items():
-        run.add_argument(f"--etcd-{name}", default=default(f"ETCD_{name.upper()}", ""), metavar="FILE", help=what)
-    run.add_argument(
-        "--etcd-prefix", default=default("ETCD_PREFIX", "shoal"), help="before every key, where etcd is shared"
-    )
-    run.add_argument(
         "--backup-every",
         type=_seconds,
         default=default("BACKUP_EVERY", "60"),
         help="seconds between copies of the store",
+    )
+    run.add_argument(
+        "--archive-dir",
+        default=default("ARCHIVE_DIR", ""),
+        metavar="DIR",
+        help="keep backups there, of either store, each read back when it is made; another disk than --data-dir's",
+    )
+    run.add_argument(
+        "--archive-every",
+        type=_seconds,
+        default=default("ARCHIVE_EVERY", "3600"),
+        help="seconds between these backups",
+    )
+    run.add_argument(
+        "--archive-keep",
+        type=_at_least_one,
+        default=default("ARCHIVE_KEEP", "48"),
+        help="how many of these backups are kept: the newest",
     )
     run.add_argument(
         "--node-lifetime",

@@ -16,6 +16,7 @@ from cryptography import x509
 from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.authorise import FETCH, Authorisation
+from shoal.coordinator.api.backup import Models
 from shoal.coordinator.api.enrol import ElsewhereEnrolment, EnrolmentService
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.operator import OperatorService
@@ -37,9 +38,10 @@ from shoal.coordinator.identity.server import ServerIdentity, first_operator
 from shoal.coordinator.link.fan import Fan
 from shoal.coordinator.link.grpc import GrpcLinks
 from shoal.coordinator.link.mqtt import MqttLinks
+from shoal.coordinator.main.backups import Schedule, backup_gauges, backups_of, schedule_of
 from shoal.coordinator.main.options import Address, Config, address_of
 from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
-from shoal.coordinator.main.serving import STOP_S, back_up, dialled, listen, refresh, serve_models
+from shoal.coordinator.main.serving import STOP_S, back_up, check_whole, dialled, listen, refresh, serve_models
 from shoal.coordinator.main.trading import Trading
 from shoal.coordinator.peers.siblings import Siblings
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
@@ -124,6 +126,7 @@ async def _lead(
 ) -> None:
     """Raises StaleRevision when another one was elected before this one could begin its term."""
     clock, ids, meter = process.clock, process.ids, process.meter
+    await check_whole(store)
     if store.recovery is not None:
         log.critical("store restored from a copy", refusal=str(store.recovery))
     known = await store.read(REGION_KEY) is not None
@@ -220,14 +223,19 @@ async def _lead(
         meter=meter,
     )
     await trading.start()
-    operators = OperatorService(region, enrolment, members, store, clock, audit, process, trading=trading)
+    named = Models(blobs, lambda: (*region.workloads.catalog.models, *region.workloads.catalog.packs))
+    backups = backups_of(config, "region", store, clock, named)
+    schedule = schedule_of(config, backups, clock, meter)
+    operators = OperatorService(
+        region, enrolment, members, store, clock, audit, process, trading=trading, backups=backups
+    )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = grpc.aio.server(options=enrol_options())
     service = EnrolmentService(config.region, enrolment, renewal, lambda: process.links, lambda: process.enrols, mqtt)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
     listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
-    process.revoked, process.gauges = members.check, lambda: _gauges(region, links)
+    process.revoked, process.gauges = members.check, lambda: _gauges(region, links, schedule)
 
     await api.start()
     await enrol_server.start()
@@ -242,6 +250,8 @@ async def _lead(
         asyncio.create_task(_keep_running(trading.run)),
         asyncio.create_task(refresh(turned)),
     ]
+    if schedule is not None:
+        tasks.append(asyncio.create_task(_keep_running(schedule.run)))
     if broker is not None:
         tasks.append(asyncio.create_task(broker.run()))
     if mqtt_links is not None:
@@ -345,7 +355,7 @@ async def _keep_running(run: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(1.0)
 
 
-def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks]) -> Gauges:
+def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks], schedule: Schedule | None) -> Gauges:
     nodes: dict[tuple[tuple[str, str], ...], float] = {}
     for state in region.fleet.fleet.nodes.values():
         label = (("liveness", str(state.liveness)),)
@@ -356,6 +366,7 @@ def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks]) -> Gauges:
         "nodes": nodes,
         "workloads": {(): float(len(region.workloads.intents))},
         "waits": {(): float(len(region.workloads.waits))},
+        **backup_gauges(schedule),
         "store_writable": {(): float(region.store_refusal is None)},
         "signal": {(("signal", name),): signal.value for name, signal in signals.items()},
         "signal_stale": {(("signal", name),): float(signal.stale) for name, signal in signals.items()},

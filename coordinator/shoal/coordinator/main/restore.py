@@ -1,32 +1,271 @@
-"""`shoal-coordinator restore`: a copy of the store in its place, and with it a new history."""
+"""`shoal-coordinator restore`: a backup, or a copy of the SQLite file, in the store's place, and with it a new history.
+
+Models come first, then the CA's keys, then the store: what was cut off in between is done again by the same command.
+In a store on servers what is put back is told by a mark (`RESTORING`) until it is whole; nobody serves from it before.
+"""
 
 import asyncio
 import shutil
 import sqlite3
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Final
 
+from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.clock import SystemClock, SystemIds
 from shoal.coordinator.controllers.events import EventLog
 from shoal.coordinator.controllers.region import NoMeter, RegionConfig
 from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.main.backups import keyring_of
+from shoal.coordinator.main.federation import NAMED
+from shoal.coordinator.main.region import MODEL_BYTES
+from shoal.coordinator.main.serving import RESTORING, open_store
+from shoal.coordinator.ports import OpenStore, Store, StoreOptions, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.coordinator.store.sqlite_file import lay_out, put_in_place
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.units import Bytes
+from shoal.wire.backup import Backup, Keyring, read_secret
+from shoal.wire.limits import CHUNK_BYTES
+from shoal.wire.private import write_private
+
+BATCH: Final = 1000
+"""Records in one transaction."""
+BATCH_BYTES: Final = 2 * 2**20
+ELECTED_WITHIN_S: Final = 5.0
+_SQLITE: Final = b"SQLite format 3\0"
 
 
-def restore(region: str, data_dir: Path, copy: Path) -> dict[str, object]:
-    """What is said of it. The coordinator must not run; whatever fails leaves its store as it was.
+@dataclass(frozen=True, slots=True)
+class RestoreConfig:
+    """replace: what is there may go; it is kept beside it where it is a file. shared_dir: of CA and models. key_file:
+    of the secret that the CA's keys were sealed with."""
 
-    Raises ShoalError(STORE_CORRUPT | STORE_UNAVAILABLE | REGION_MISMATCH | NOT_FOUND)."""
-    if not copy.is_file():
-        raise refuse(Code.NOT_FOUND, str(copy), "a copy of the store", f"see {data_dir}/store/backups/")
-    directory = data_dir / "store"
+    role: str
+    region: str
+    data_dir: Path
+    shared_dir: Path
+    copy: Path
+    store: str
+    store_options: StoreOptions
+    replace: bool = False
+    key_file: Path | None = None
+
+
+def restore(config: RestoreConfig) -> dict[str, object]:
+    """What is said of it. The coordinator must not run; whatever is refused leaves all as it was.
+
+    Raises ShoalError(STORE_CORRUPT | STATE_CORRUPT | STORE_UNAVAILABLE | REGION_MISMATCH | NOT_FOUND | CONFLICT | ..).
+    """
+    if not config.copy.is_file():
+        raise refuse(Code.NOT_FOUND, str(config.copy), "a backup, or a copy of the store", "see store/backups/")
+    with config.copy.open("rb") as file:
+        of_file = file.read(len(_SQLITE)) == _SQLITE
+    if config.store == "sqlite" and not config.replace and (config.data_dir / "store" / "state.db").exists():
+        raise _not_empty(f"{config.data_dir / 'store'} holds a store")
+    if of_file:
+        return _from_copy(config)
+    backup = Backup.open(config.copy)
+    found = (backup.manifest.role, backup.manifest.name)
+    if found != (config.role, config.region):
+        raise refuse(
+            Code.REGION_MISMATCH, f"a backup of {' '.join(found)}", f"one of {config.role} {config.region}",
+            f"start with --role {found[0]} --region {found[1]}",
+        )  # fmt: skip
+    keyring, ca = _keys_to_write(config, backup)
+    asyncio.run(_put_models(config, backup))
+    history, aside = (_into_file if config.store == "sqlite" else _into_servers)(config, backup, keyring)
+    return {
+        "event": "restored", "from": config.copy.name, "revision": backup.manifest.revision,
+        "records": backup.manifest.records, "models": len(backup.manifest.models), "ca": ca, "history": history,
+        "replaced": aside,
+    }  # fmt: skip
+
+
+def _from_copy(config: RestoreConfig) -> dict[str, object]:
+    if (config.store, config.role) != ("sqlite", "region"):
+        raise refuse(
+            Code.FIELD_INVALID, "a copy of a region's SQLite file", "a backup", "see `shoal backup`, --archive-dir"
+        )
+    directory = config.data_dir / "store"
+    with _beside(directory) as unfinished:
+        revision = lay_out(config.copy, unfinished)
+        history = asyncio.run(_begun_in_file(config, unfinished))
+        aside = put_in_place(unfinished / "state.db", directory, revision)
+    return {"event": "restored", "from": config.copy.name, "history": history, "replaced": aside.name if aside else ""}
+
+
+def _into_file(config: RestoreConfig, backup: Backup, keyring: Keyring | None) -> tuple[str, str]:
+    """The new history, and where the store before it is now."""
+    directory = config.data_dir / "store"
+    with _beside(directory) as unfinished:
+        history = asyncio.run(_filled_file(config, unfinished, backup))
+        _put_keys(config.shared_dir / "ca", keyring)
+        # Its revisions are its own: no copy of another store is one of it.
+        aside = put_in_place(unfinished / "state.db", directory, 0)
+    return history, aside.name if aside else ""
+
+
+async def _filled_file(config: RestoreConfig, directory: Path, backup: Backup) -> str:
+    store = await SqliteStore.open(directory, reserve_bytes=0)
+    try:
+        for puts in _batches(backup.records()):
+            await store.commit(Transaction(puts))
+        return await _begin(config, store)
+    finally:
+        await store.close()
+
+
+async def _begun_in_file(config: RestoreConfig, directory: Path) -> str:
+    """In the store that is about to be put in place, so that no coordinator ever leads from the copy as it was."""
+    store = await SqliteStore.open(directory, reserve_bytes=0)
+    try:
+        return await _begin(config, store)
+    finally:
+        await store.close()
+
+
+def _into_servers(config: RestoreConfig, backup: Backup, keyring: Keyring | None) -> tuple[str, str]:
+    return asyncio.run(_filled_servers(config, backup, keyring)), ""
+
+
+async def _filled_servers(config: RestoreConfig, backup: Backup, keyring: Keyring | None) -> str:
+    store = await open_store(config)
+    try:
+        async with _leading(store):
+            there = [record.key for record in (await store.snapshot()).records]
+            if there and RESTORING not in there and not config.replace:
+                raise _not_empty(f"{len(there)} records under {config.store_options.scope}")
+            await store.commit(Transaction({RESTORING: config.copy.name.encode()}))
+            _put_keys(config.shared_dir / "ca", keyring)
+            gone = [key for key in there if key != RESTORING]
+            for start in range(0, len(gone), BATCH):
+                await store.commit(Transaction(deletes=tuple(gone[start : start + BATCH])))
+            for puts in _batches(backup.records()):
+                await store.commit(Transaction(puts))
+            history = await _begin(config, store)
+            await store.commit(Transaction(deletes=(RESTORING,)))
+            return history
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _leading(store: OpenStore) -> AsyncIterator[None]:
+    """While nobody else can be elected. Raises ShoalError(CONFLICT) where somebody is."""
+    election = store.election(b"restore")
+    try:
+        await asyncio.wait_for(election.win(), ELECTED_WITHIN_S)
+    except TimeoutError as cause:
+        raise refuse(
+            Code.CONFLICT, "a coordinator leads from this store", "a store that nobody uses", "stop its coordinators"
+        ) from cause
+    holding = asyncio.ensure_future(election.lost())
+    try:
+        yield
+    finally:
+        holding.cancel()
+        await election.resign()
+
+
+async def _begin(config: RestoreConfig, store: Store) -> str:
+    """A region's new history; empty for a federation, which has none."""
+    name = config.copy.name
+    if config.role == "federation":
+        said = await store.read(NAMED)
+        if said is None or said.value.decode() != config.region:
+            raise refuse(Code.STORE_CORRUPT, f"{name} holds no federation", config.region, "choose another copy")
+        return ""
+    clock, defaults = SystemClock(), RegionConfig(config.region)
+    events = EventLog(store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept)
+    truth = Truth(config.region, store, events, SystemIds(), NoMeter())
+    await truth.start()
+    await events.start()
+    if not truth.history:
+        asked = f"the state of {config.region}"
+        raise refuse(Code.STORE_CORRUPT, f"{name} holds no region", asked, "choose another copy")
+    await truth.open_history(f"restored by hand from {name}")
+    return truth.history
+
+
+async def _put_models(config: RestoreConfig, backup: Backup) -> None:
+    blobs = DirectoryBlobs(config.shared_dir / "models", MODEL_BYTES)
+    for digest, size in backup.manifest.models.items():
+        if await blobs.stat(digest) != size:
+            await blobs.write(_aiter(backup.model(digest, CHUNK_BYTES)), size=Bytes(size), digest=digest)
+
+
+def _keys_to_write(config: RestoreConfig, backup: Backup) -> tuple[Keyring | None, str]:
+    """What goes into `ca/`, None where what is there stays; and what is said of it."""
+    folder = config.shared_dir / "ca"
+    there = keyring_of(folder)() if folder.is_dir() else {}
+    known = _certificates(there)
+    if config.key_file is not None and backup.manifest.keys:
+        keyring = backup.keys(read_secret(config.key_file))
+        if not known:
+            return keyring, "restored"
+        if not known.isdisjoint(_certificates(keyring)):
+            return None, "kept"  # it is the same, or followed the one in the backup
+        if not config.replace:
+            raise _not_empty(f"{folder} holds another CA")
+        return keyring, "replaced"
+    if not known:
+        raise refuse(
+            Code.STATE_CORRUPT,
+            f"no CA in {folder}, and {'sealed keys' if backup.manifest.keys else 'no keys'} in {backup.path.name}",
+            "the CA's keys",
+            "give --backup-key-file" if backup.manifest.keys else f"put {folder} back first",
+        )
+    return None, "kept"
+
+
+def _certificates(keyring: Keyring) -> set[bytes]:
+    return {content for name, content in keyring.items() if Path(name).name == "cert.pem"}
+
+
+def _put_keys(folder: Path, keyring: Keyring | None) -> None:
+    if keyring is None:
+        return
+    if folder.exists():
+        aside = (folder.with_name(f"{folder.name}.replaced-{number}") for number in count(1))
+        folder.rename(next(path for path in aside if not path.exists()))
+    # A certificate is what makes a CA one: it comes last.
+    for name in sorted(keyring, key=lambda name: Path(name).name == "cert.pem"):
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise refuse(Code.STATE_CORRUPT, f"a key file {name!r:.80}", "a name in ca/", "use another copy")
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, keyring[name])
+
+
+def _batches(records: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
+    puts, size = dict[str, bytes](), 0
+    for key, value in records:
+        if puts and (len(puts) == BATCH or size + len(value) > BATCH_BYTES):
+            yield puts
+            puts, size = {}, 0
+        puts[key] = value
+        size += len(value)
+    if puts:
+        yield puts
+
+
+async def _aiter(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+@contextmanager
+def _beside(directory: Path) -> Iterator[Path]:
+    """A folder for what is not in place yet. Raises ShoalError(STORE_UNAVAILABLE) for what disk and SQLite refuse."""
     unfinished = directory / "restoring"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        revision = lay_out(copy, unfinished)
-        history = asyncio.run(_begin_history(region, unfinished, copy.name))
-        aside = put_in_place(unfinished / "state.db", directory, revision)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        yield unfinished
     except (OSError, sqlite3.Error) as cause:
         raise refuse(
             Code.STORE_UNAVAILABLE,
@@ -36,21 +275,7 @@ def restore(region: str, data_dir: Path, copy: Path) -> dict[str, object]:
         ) from cause
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return {"event": "restored", "from": copy.name, "history": history, "replaced": aside.name if aside else ""}
 
 
-async def _begin_history(region: str, directory: Path, name: str) -> str:
-    """In the store that is about to be put in place, so that no coordinator ever leads from the copy as it was."""
-    store = await SqliteStore.open(directory, reserve_bytes=0)
-    try:
-        clock, config = SystemClock(), RegionConfig(region)
-        events = EventLog(store, clock, kept=config.events_kept, audit_kept=config.audit_kept)
-        truth = Truth(region, store, events, SystemIds(), NoMeter())
-        await truth.start()
-        await events.start()
-        if not truth.history:
-            raise refuse(Code.STORE_CORRUPT, f"{name} holds no region", f"the state of {region}", "choose another copy")
-        await truth.open_history(f"restored by hand from {name}")
-        return truth.history
-    finally:
-        await store.close()
+def _not_empty(found: str) -> ShoalError:
+    return refuse(Code.CONFLICT, found, "an empty one", "add --replace to put the backup in its place")

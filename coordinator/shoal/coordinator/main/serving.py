@@ -5,14 +5,14 @@ import socket
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 import structlog
 
 from shoal.coordinator.api.models import ModelServer
-from shoal.coordinator.main.options import Address, Config
-from shoal.coordinator.ports import OpenStore
+from shoal.coordinator.main.options import Address
+from shoal.coordinator.ports import OpenStore, Store, StoreOptions
 from shoal.coordinator.telemetry.metrics import PrometheusMeter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.scrape import Guard
@@ -20,6 +20,8 @@ from shoal.wire.scrape import Guard
 STOP_S: Final = 2.0
 """Calls that run when a stop is asked for may end within this time."""
 REFRESH_S: Final = 3600.0
+RESTORING: Final = "restoring"
+"""Where the store says that a backup is being put into it."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -97,7 +99,28 @@ def private(folder: Path) -> None:
         ) from cause
 
 
-async def open_store(config: Config) -> OpenStore:
+class StoreChoice(Protocol):
+    """store: the name of an entry point."""
+
+    @property
+    def store(self) -> str: ...
+    @property
+    def store_options(self) -> StoreOptions: ...
+
+
+async def check_whole(store: Store) -> None:
+    """Raises ShoalError(STORE_UNAVAILABLE) while a backup is being put back, and when that was cut off."""
+    if (mark := await store.read(RESTORING)) is not None:
+        name = mark.value.decode(errors="replace")
+        raise refuse(
+            Code.STORE_UNAVAILABLE,
+            f"a store into which {name:.200} was being restored",
+            "a whole one",
+            "wait for `shoal-coordinator restore`, or run it again if it was cut off",
+        )
+
+
+async def open_store(config: StoreChoice) -> OpenStore:
     """Raises ShoalError."""
     found = {entry.name: entry for entry in entry_points(group="shoal.stores")}
     if config.store not in found:

@@ -23,10 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, StoreOptions, Transaction
+from shoal.coordinator.ports import Change, Compacted, Record, Snapshot, StaleRevision, StoreOptions, Transaction
 from shoal.coordinator.store.alone import Alone
 from shoal.coordinator.store.sqlite_file import (
     DAMAGED,
+    SUM_BYTES,
     Head,
     checksum_of,
     copies,
@@ -146,6 +147,11 @@ class SqliteStore:
     async def backup(self) -> Path:
         """A verified copy under `backups/`; the oldest beyond the last three go. Raises ShoalError."""
         return await self._run(self._backup)
+
+    async def snapshot(self) -> Snapshot:
+        """Every row compared with its checksum, all of them with their sum. The writer waits for the reading alone."""
+        head, rows = await self._run(self._rows)
+        return await asyncio.to_thread(_verified, head, rows)
 
     async def close(self) -> None:
         """Leaves one file without a WAL behind. Again: nothing."""
@@ -324,6 +330,13 @@ class SqliteStore:
             self._connection.execute("PRAGMA incremental_vacuum").fetchall()
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    def _rows(self) -> tuple[Head, list[tuple[str, bytes, int, bytes]]]:
+        rows = self._connection.execute("SELECT key, value, revision, checksum FROM kv ORDER BY key").fetchall()
+        try:
+            return head_of(self._connection), rows
+        except ValueError as cause:
+            raise _corrupt(str(cause)) from cause
+
     def _backup(self) -> Path:
         folder = self.directory / "backups"
         revision = head_of(self._connection).revision
@@ -367,7 +380,22 @@ def _refused(error: sqlite3.Error) -> ShoalError:
             "stop the other one",
         )
     if name.startswith(DAMAGED):
-        return refuse(Code.STORE_CORRUPT, str(error), "a sound database", "restart the coordinator: it restores a copy")
+        return _corrupt(str(error))
     return refuse(
         Code.STORE_UNAVAILABLE, f"{name}: {error}", "a disk that works", "check the disk of the data directory"
     )
+
+
+def _corrupt(found: str) -> ShoalError:
+    return refuse(Code.STORE_CORRUPT, found, "a sound database", "restart the coordinator: it restores a copy")
+
+
+def _verified(head: Head, rows: Sequence[tuple[str, bytes, int, bytes]]) -> Snapshot:
+    total = bytes(SUM_BYTES)
+    for key, value, revision, checksum in rows:
+        if checksum != checksum_of(key, revision, value):
+            raise _corrupt(f"checksum of {key}")
+        total = xor(total, checksum)
+    if total != head.sum:
+        raise _corrupt("rows are missing")
+    return Snapshot(head.revision, tuple(Record(*row[:3]) for row in rows))

@@ -123,7 +123,7 @@ def _older_than_its_copies(directory: Path, revision: int) -> Refusal | None:
         Code.STORE_CORRUPT,
         f"the store stands at revision {revision}, and {newer[0].name} is a later copy of it",
         "the state that was acknowledged",
-        f"to go back to that copy: `shoal-coordinator restore --from {newer[0].parent.name}/{newer[0].name}`",
+        f"to go back to that copy: `shoal-coordinator restore --replace --from {newer[0].parent.name}/{newer[0].name}`",
     )
 
 

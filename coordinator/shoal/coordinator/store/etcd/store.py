@@ -24,7 +24,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from shoal.coordinator.ports import Change, Compacted, Record, StaleRevision, StoreOptions, Transaction
+from shoal.coordinator.ports import Change, Compacted, Record, Snapshot, StaleRevision, StoreOptions, Transaction
 from shoal.coordinator.store.etcd.election import EtcdElection
 from shoal.coordinator.store.etcd.members import NEEDS_LEADER, Doubtful, Members, Pem, Replaced, is_at, went_back
 from shoal.etcd import etcd_pb2
@@ -128,7 +128,13 @@ class EtcdStore:
         """At one revision, however many pages it takes."""
         self._check_open()
         start = max(self._data + prefix.encode(), self._data + after.encode() + b"\0" if after else b"")
-        end = _end_of(self._data + prefix.encode())
+        return (await self._at_once(start, _end_of(self._data + prefix.encode()), limit)).records
+
+    async def snapshot(self) -> Snapshot:
+        self._check_open()
+        return await self._at_once(self._data, _end_of(self._data), 0)
+
+    async def _at_once(self, start: bytes, end: bytes, limit: int) -> Snapshot:
         while True:
             try:
                 return await self._pages(start, end, limit)
@@ -222,7 +228,7 @@ class EtcdStore:
         found = await self.members.range(etcd_pb2.RangeRequest(key=self._data))
         return found.header.revision
 
-    async def _pages(self, start: bytes, end: bytes, limit: int) -> tuple[Record, ...]:
+    async def _pages(self, start: bytes, end: bytes, limit: int) -> Snapshot:
         records: list[Record] = []
         revision = 0
         while True:
@@ -231,9 +237,9 @@ class EtcdStore:
                 etcd_pb2.RangeRequest(key=start, range_end=end, limit=size, revision=revision)
             )
             records += map(self._record, page.kvs)
-            if not page.more or len(records) == limit:
-                return tuple(records)
             revision = revision or page.header.revision
+            if not page.more or len(records) == limit:
+                return Snapshot(revision, tuple(records))
             start = page.kvs[-1].key + b"\0"
 
     @asynccontextmanager
