@@ -22,7 +22,8 @@ IN_PROCESS = "I"
 DEMANDED: Mapping[str, str] = {
     **dict.fromkeys(("F01", "F02", "F03", "F05", "F06", "F14"), "SP"),
     **dict.fromkeys(("F17", "F19", "F20", "F21", "F22", "F26", "F27", "F28", "F35", "F47"), "SP"),
-    **dict.fromkeys(("F23", "F25", "F34", "F36", "F44", "F46"), "S"),
+    **dict.fromkeys(("F34", "F46"), "SP"),
+    **dict.fromkeys(("F23", "F25", "F36", "F44"), "S"),
     "A28": IN_PROCESS + "S",
     **dict.fromkeys(("F29", "F30", "A03", "A04", "A05", "A08", "A09"), "P"),
     **dict.fromkeys(("F07", "F09", "F10", "F12", "F42", "F43"), "P"),

@@ -53,8 +53,9 @@ class Stack:
         federation: int = 0,
         store: str = "sqlite",
         coordinators: int = 1,
+        fleet: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """agents: of each region. coordinators: of the first."""
+        """agents: of each region. coordinators: of the first. fleet: as in `Asked`."""
         self._up = self.control.up(
             agents,
             lambda text: None,
@@ -63,6 +64,7 @@ class Stack:
             federation=federation,
             store=store,
             coordinators=coordinators,
+            fleet=fleet,
         )
 
     def down(self) -> None:
@@ -248,11 +250,14 @@ def region(
     federation: int = 0,
     store: str = "sqlite",
     coordinators: int = 1,
+    fleet: tuple[tuple[str, str], ...] = (),
 ) -> Iterator[Stack]:
     """With the model `relu` in the first region."""
     stack = Stack(folder)
     try:
-        stack.up(agents, link, regions=regions, federation=federation, store=store, coordinators=coordinators)
+        stack.up(
+            agents, link, regions=regions, federation=federation, store=store, coordinators=coordinators, fleet=fleet
+        )
         stack.push(relu().SerializeToString(), "relu")
         yield stack
     finally:

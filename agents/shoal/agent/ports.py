@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from shoal.types.assignment import (
@@ -75,12 +76,13 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """What configuration tells drivers. emulate: names of profiles, one emulated device each. wake_scale: they wake in
-    so many times what their profile says."""
+    """What configuration tells drivers. emulate: one emulated device each, `PROFILE` or `PROFILE=SIZE` of its memory.
+    wake_scale: they wake in so many times what their profile says. condition: a file that says how they are now."""
 
     emulate: tuple[str, ...] = ()
     time_scale: float = 1.0
     wake_scale: float = 1.0
+    condition: Path | None = None
 
 
 class DriverFactory(Protocol):

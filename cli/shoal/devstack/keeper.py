@@ -5,7 +5,8 @@ and answers on a Unix socket in the stack's folder with one JSON object a line. 
 
 A bare name is a machine: `kill` takes all of its processes at once and leaves them dead until `resume` (power back).
 `NAME/supervisor`, `/front`, `/worker` is one kind of process: whoever is in charge brings it back. `cut` and `slow` are
-done on the roads between machines (roads.py), `fill` by a limit on how large a file of that machine may grow.
+done on the roads between machines (roads.py), `fill` by a limit on how large a file of that machine may grow, `heat`
+and `unplug` by the file that says how an emulated device is.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,13 @@ READY_WITHIN_S: Final = 60.0
 SOCKET: Final = "keeper.sock"
 FILLED_BYTES: Final = 64 * 2**10
 """Room for the desired set, as the agent keeps it on a disk that is really full."""
+HOT_C: Final = 97.0
+"""Processors and accelerators slow themselves down between 90 and 105 degrees."""
+CONDITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "heat": {"temperature_c": HOT_C, "throttled": True},
+    "unplug": {"answers": False},
+}
+"""What an emulated device says of itself then (`shoal-agent run --emulate-condition`)."""
 TELL_EVERY_S: Final = 1.0
 """How soon the roads know the processes that a broken machine started since."""
 VERBS: Final = {
@@ -43,13 +51,15 @@ VERBS: Final = {
     "cut": "nothing passes between it and the others, and nobody is told",
     "slow": f"{roads.SLOW_BYTES_PER_S // 1024} KiB/s between it and the others, each way together",
     "fill": f"an agent's disk is full: no file of it grows beyond {FILLED_BYTES // 1024} KiB",
-    "heal": "undo cut, slow and fill",
+    "heat": f"an emulated device is at {HOT_C:g} C and says that it slows itself down; its answers stay as fast",
+    "unplug": "an emulated device does not answer its driver; kill NAME/worker beside it: nothing loads on it again",
+    "heal": "undo cut, slow, fill, heat and unplug",
 }
 _ALONE: Final = ("broker", "coordinator", layout.FEDERATION, layout.ETCD)
 """Members of one process, which has their own role."""
 _SILENT: Final = {"broker": "mqtt", layout.ETCD: "client"}
 """Who does not say when it listens, and where it does then."""
-LASTING: Final = ("cut", "slow", "fill")
+LASTING: Final = ("cut", "slow", "fill", *CONDITIONS)
 """What stays until `heal`."""
 
 
@@ -80,6 +90,8 @@ class Keeper:
 
     async def run(self) -> None:
         (self._folder / "logs").mkdir(exist_ok=True)
+        for member in self._stack.members:
+            self._tell_condition(member)  # what an earlier keeper broke is whole again
         await self._open_roads()
         telling = asyncio.create_task(self._tell_roads_forever())
         path = self._folder / SOCKET
@@ -229,7 +241,7 @@ class Keeper:
         if member.emulate:
             stack = layout.load(self._folder)
             command += ["--no-cpu", "--emulate", member.emulate, "--time-scale", f"{stack.time_scale:g}"]
-            command += ["--wake-scale", f"{stack.wake_scale:g}"]
+            command += ["--wake-scale", f"{stack.wake_scale:g}", "--emulate-condition", str(self._condition(member))]
         return command
 
     def _broker_dir(self, region: Stack) -> list[str]:
@@ -283,15 +295,39 @@ class Keeper:
             )
         if verb == "fill" and member.role != "agent":
             raise refuse(Code.FIELD_INVALID, f"fill {member.name}", "an agent", "only agents' disks can be filled")
+        if verb in CONDITIONS and not member.emulate:
+            raise refuse(
+                Code.FIELD_INVALID, f"{verb} {member.name}", "an emulated device", "shoal dev status says which are"
+            )
         broken = self._broken[member.name]
         if verb == "heal":
             broken.clear()
         else:
             broken.add(verb)
+        self._tell_condition(member)
         pids = [process["pid"] for process in self.processes(program)]
         _limit_files(pids, FILLED_BYTES if "fill" in broken else resource.RLIM_INFINITY)
         await self._tell_roads()
         return pids
+
+    def _condition(self, member: Member) -> Path:
+        return self._folder / f"{member.name}.condition.json"
+
+    def _tell_condition(self, member: Member) -> None:
+        """At once, and whole: the agent may read at any moment."""
+        path = self._condition(member)
+        said = {
+            key: value
+            for verb, each in CONDITIONS.items()
+            if verb in self._broken[member.name]
+            for key, value in each.items()
+        }
+        if said:
+            fresh = path.with_suffix(".new")
+            fresh.write_text(json.dumps(said))
+            fresh.replace(path)
+        else:
+            path.unlink(missing_ok=True)
 
     async def _open_roads(self) -> None:
         """Before anybody dials."""

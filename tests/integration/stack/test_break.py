@@ -89,7 +89,10 @@ def test_slow_is_slow(pair: Stack) -> None:
     assert not {"NODE_SUSPECT", "NODE_LOST"} & {event.code for event in pair.events(last)}
 
 
-@pytest.mark.parametrize(("target", "verb"), [("edge-npu/worker", "cut"), ("coordinator", "fill"), ("nobody", "cut")])
+@pytest.mark.parametrize(
+    ("target", "verb"),
+    [("edge-npu/worker", "cut"), ("coordinator", "fill"), ("nobody", "cut"), ("plain-cpu", "heat")],
+)
 def test_what_cannot_be_broken_is_refused(stack: Stack, target: str, verb: str) -> None:
     told = stack.shoal("dev", "break", target, verb)
     assert told.returncode != 0

@@ -5,6 +5,7 @@ Every answer takes the profile's time x `time_scale`; every figure that is repor
 own, that is unscaled, and `Device.time_scale` says how much slower the answers came.
 
 One whose profile says what it draws at rest can be put to sleep: modelled by `core.rest`, and nothing else sleeps.
+Heat, throttling and vanishing are never modelled: `options.condition` names a file that says them (`condition.py`).
 """
 
 import json
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.core.rest import Resting
+from shoal.agent.devices.condition import condition_of
 from shoal.agent.devices.host import Host
 from shoal.agent.devices.runtime import runtime_version
 from shoal.agent.ports import Clock, DriverOptions, Pace
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Rest
 from shoal.types.receipt import Rates
-from shoal.types.units import Bytes, Seconds, Watts
+from shoal.types.units import SIZE, Bytes, Seconds, Watts, parse_quantity, show_bytes
 
 _PRECISIONS: Final = ("fp32", "fp16", "int8")
 """The maker's compiler chose the precision for the published result, so the profile's rate stands for any."""
@@ -35,10 +37,11 @@ class _Emulated:
 
 
 class EmulatedDriver:
-    """One device for each name in `options.emulate`, called as its profile (`-2`, `-3` for more of one)."""
+    """One device for each entry of `options.emulate`, called as its profile (`-2`, `-3` for more of one)."""
 
     def __init__(self, clock: Clock, options: DriverOptions, root: Path = Path("/")) -> None:
-        """Raises ShoalError(FIELD_INVALID) for an unknown profile or a scale that is not above zero."""
+        """Raises ShoalError(FIELD_INVALID) for an unknown profile or a scale that is not above zero; as parse_quantity
+        for a size that is none."""
         if not (math.isfinite(options.time_scale) and options.time_scale > 0):
             raise refuse(
                 Code.FIELD_INVALID, f"time scale {options.time_scale}", "a number above 0", "leave it out for 1"
@@ -49,12 +52,14 @@ class EmulatedDriver:
             )
         self._clock = clock
         self._host = Host(root)
+        self._condition = options.condition
         self._devices: dict[str, _Emulated] = {}
         self._resting: dict[str, Resting] = {}
-        for number, profile in enumerate(options.emulate):
-            earlier = options.emulate[:number].count(profile)
+        entries = [_sized(entry) for entry in options.emulate]
+        for number, (profile, memory) in enumerate(entries):
+            earlier = [name for name, _ in entries[:number]].count(profile)
             name = f"{profile}-{earlier + 1}" if earlier else profile
-            emulated = self._devices[name] = _emulate(name, _profile(profile), options)
+            emulated = self._devices[name] = _emulate(name, _profile(profile), memory, options)
             if (rest := emulated.device.rest) is not None:
                 self._resting[name] = Resting(rest, emulated.pace.active_w, options.time_scale, clock.now())
 
@@ -62,9 +67,11 @@ class EmulatedDriver:
         return tuple(emulated.device for emulated in self._devices.values())
 
     def read(self, device: str) -> Reading:
-        """Free memory: the profile's, as far as this machine has it. Heat and use are unknown; so are watts and joules,
-        but of one that can sleep: without what running something takes beyond idling."""
-        emulated = self._of(device)
+        """Free memory: the device's, as far as this machine has it. Heat is as its condition says, use is unknown; so
+        are watts and joules, but of one that can sleep: without what running something takes beyond idling."""
+        emulated, condition = self._of(device), condition_of(self._condition)
+        if not condition.answers:
+            raise refuse(Code.DEVICE_LOST, f"{device} does not answer, as {self._condition} says", "one that does", "")
         now, resting = self._clock.now(), self._resting.get(device)
         if resting is not None:
             resting = self._resting[device] = resting.at(now)
@@ -72,10 +79,11 @@ class EmulatedDriver:
             device=device,
             free_bytes=Bytes(min(emulated.device.memory_bytes, self._host.free_bytes())),
             utilisation=math.nan,
-            temperature_c=math.nan,
+            temperature_c=condition.temperature_c,
             power_w=resting.watts if resting is not None else Watts(math.nan),
             energy_j=resting.drawn_j if resting is not None else math.nan,
             taken_at=self._clock.wall(),
+            throttled=condition.throttled,
             power=resting.power if resting is not None else None,
             slept_s=resting.slept_s if resting is not None else Seconds(0.0),
             saved_j=resting.saved_j if resting is not None else 0.0,
@@ -105,8 +113,15 @@ def profiles() -> tuple[str, ...]:
     )
 
 
-def _emulate(name: str, profile: Mapping[str, Any], options: DriverOptions) -> _Emulated:
-    source = f"{profile['name']}: {'; '.join(profile['sources'])}"
+def _sized(entry: str) -> tuple[str, Bytes | None]:
+    """(profile, how much memory if not the profile's) of `PROFILE` or `PROFILE=SIZE`."""
+    profile, equals, size = entry.partition("=")
+    return profile, Bytes(int(parse_quantity(size, SIZE))) if equals else None
+
+
+def _emulate(name: str, profile: Mapping[str, Any], size: Bytes | None, options: DriverOptions) -> _Emulated:
+    made_smaller = "" if size is None else f"; with {show_bytes(size)} of memory, as it was started"
+    source = f"{profile['name']}: {'; '.join(profile['sources'])}{made_smaller}"
     rest, time_scale = _rest(profile["rest"], options.wake_scale), options.time_scale
     rates = Rates(
         matmul_flops=dict.fromkeys(_PRECISIONS, profile["flops_per_s"]),
@@ -120,7 +135,7 @@ def _emulate(name: str, profile: Mapping[str, Any], options: DriverOptions) -> _
         active_w=Watts(profile["active_w"]),
         energy_source=EnergySource.PROFILE,
     )
-    memory = Bytes(profile["memory_bytes"])
+    memory = size if size is not None else Bytes(profile["memory_bytes"])
     pace = Pace(profile["name"], source, rates, time_scale, memory, rates.active_w, rates.idle_w)
     device = Device(
         name=name,

@@ -54,6 +54,7 @@ class Config:
     wake_scale: float
     cache_quota: Bytes
     publisher_keys: Path | None = None
+    emulate_condition: Path | None = None
 
     def __post_init__(self) -> None:
         hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
@@ -116,7 +117,20 @@ def parser() -> argparse.ArgumentParser:
     _option(
         run, "--advertise", default="", help="host that peers dial; default: the one listened on, or this host's name"
     )
-    _option(run, "--emulate", default="", metavar="PROFILE[,..]", help="emulated devices by the name of their profile")
+    _option(
+        run,
+        "--emulate",
+        default="",
+        metavar="PROFILE[=SIZE][,..]",
+        help="emulated devices by the name of their profile; SIZE: of memory, if not the profile's",
+    )
+    _option(
+        run,
+        "--emulate-condition",
+        type=_path,
+        metavar="FILE",
+        help="JSON that says how emulated devices are now: temperature_c, throttled, answers",
+    )
     run.add_argument(
         "--no-cpu",
         action="store_true",
@@ -129,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
     _option(
         run,
         "--publisher-keys",
-        type=_folder,
+        type=_path,
         metavar="DIR",
         help="public keys, NAME.pem each: load no model that none of them signed, whatever the region asks",
     )
@@ -143,9 +157,7 @@ def parser() -> argparse.ArgumentParser:
     clock = commands.add_parser("clock", help="what time this node believes it is")
     clock.add_argument("--confirm", action="store_true", help="say that this machine's clock is right, after a jump")
     for each in (join, run, doctor, clock):
-        _option(
-            each, "--state-dir", type=_folder, default=DEFAULT_STATE, help="identity, journal and cache of this node"
-        )
+        _option(each, "--state-dir", type=_path, default=DEFAULT_STATE, help="identity, journal and cache of this node")
 
     front = commands.add_parser("front")
     front.add_argument("--config", type=Path, required=True)
@@ -203,7 +215,7 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _folder(text: str) -> Path:
+def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
@@ -228,4 +240,5 @@ def config(parsed: argparse.Namespace) -> Config:
         wake_scale=parsed.wake_scale,
         cache_quota=parsed.cache_quota,
         publisher_keys=parsed.publisher_keys,
+        emulate_condition=parsed.emulate_condition,
     )

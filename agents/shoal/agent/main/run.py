@@ -95,7 +95,7 @@ async def _serve(
         renewed=link.renewed,
         learned=lambda wall: timekeeper.confirm("enrolment", wall),
     )
-    options = DriverOptions(config.emulate, config.time_scale, config.wake_scale)
+    options = DriverOptions(config.emulate, config.time_scale, config.wake_scale, config.emulate_condition)
     node = replace(_node(config, member, identity, listening, metrics_port), unconfined=unconfined)
     supervisor = Supervisor(
         settings=Settings(),

@@ -174,8 +174,8 @@ def break_(data_dir: Path | None, name: str, verb: str) -> None:
     A bare NAME is a machine: `kill` takes all of its processes at once and it stays dead until `resume`. With a part,
     only those processes are hit, and whoever is in charge brings them back.
 
-    `cut`, `slow` and `fill` last until `heal`; `shoal dev status` shows them. What you send to the machine's own ports
-    still gets there: you sit at its console.
+    `cut`, `slow`, `fill`, `heat` and `unplug` last until `heal`; `shoal dev status` shows them. What you send to the
+    machine's own ports still gets there: you sit at its console.
     """
     hit = Control(data_dir).hurt(name, verb)
     if verb == "heal" or verb in LASTING:

@@ -98,6 +98,37 @@ def test_readings_say_what_is_known(tmp_path: Path) -> None:
     assert lost.value.code is Code.DEVICE_LOST
 
 
+def test_it_is_as_the_file_says_until_that_is_gone(tmp_path: Path) -> None:
+    said = tmp_path / "condition.json"
+    driver = EmulatedDriver(ManualClock(), DriverOptions(("rk3588s",), condition=said))
+    assert math.isnan(driver.read("rk3588s").temperature_c)
+    said.write_text('{"temperature_c": 97.0, "throttled": true}')
+    hot = driver.read("rk3588s")
+    assert (hot.temperature_c, hot.throttled) == (97.0, True)
+    said.write_text('{"temperature_c": 40}')
+    assert (driver.read("rk3588s").temperature_c, driver.read("rk3588s").throttled) == (40, False)
+    for gone in ('{"answers": false}', "{", "[]", '{"heat": 1}', '{"answers": 0}', '{"temperature_c": "hot"}'):
+        said.write_text(gone)
+        with pytest.raises(ShoalError) as lost:
+            driver.read("rk3588s")
+        assert lost.value.code is Code.DEVICE_LOST
+        assert [device.name for device in driver.discover()] == ["rk3588s"], "it is still on the bus"
+    said.unlink()
+    assert not driver.read("rk3588s").throttled
+
+
+def test_one_is_started_with_less_memory_than_its_profile_says() -> None:
+    driver = EmulatedDriver(ManualClock(), DriverOptions(("rk3588s=28MiB", "rk3588s")))
+    small, whole = driver.discover()
+    assert (small.name, small.profile, small.memory_bytes) == ("rk3588s", "rk3588s", 28 * 2**20)
+    assert "28MiB of memory, as it was started" in small.profile_source
+    assert (whole.name, whole.memory_bytes) == ("rk3588s-2", 16_000_000_000)
+    assert driver.read("rk3588s").free_bytes <= 28 * 2**20
+    for wrong in ("rk3588s=", "rk3588s=28", "rk3588s=lots"):
+        with pytest.raises(ShoalError):
+            EmulatedDriver(ManualClock(), DriverOptions((wrong,)))
+
+
 @pytest.mark.parametrize(
     "options",
     [DriverOptions(("abacus",)), *(DriverOptions(("rk3588s",), scale) for scale in (0.0, -1.0, math.nan, math.inf))],
