@@ -10,7 +10,7 @@ import yaml
 
 from harness.crafted import digest_of, relu
 from harness.report import record
-from harness.stack import Load, Stack, documents, policy, region
+from harness.stack import Load, Stack, documents, on_nodes, policy, region
 from harness.wait import wait_until
 from shoal.types.codes import Code
 from shoal.v1 import operator_pb2
@@ -27,7 +27,9 @@ INSIST_S = 60.0
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with region(tmp_path_factory.mktemp("small"), 1, fleet=((NODE, f"{PROFILE}={SIZE}"),)) as found:
+    """The processor beside it is what emulated devices are scaled by; nothing is placed there."""
+    fleet = (("plain-cpu", ""), (NODE, f"{PROFILE}={SIZE}"))
+    with region(tmp_path_factory.mktemp("small"), len(fleet), fleet=fleet) as found:
         yield found
 
 
@@ -41,11 +43,11 @@ def model(operator: str, name: str) -> bytes:
 def applied(stack: Stack, content: bytes, folder: Path, *, allow_gap: bool = True) -> None:
     """With samples whose outputs are max(x, 0): the answers that every new replica is judged by."""
     x = np.random.default_rng(1).standard_normal((8, 1, 4)).astype(np.float32)
-    np.savez(folder / "right.npz", x=x, y=np.maximum(x, 0))  # type: ignore[arg-type]
+    np.savez(folder / "right.npz", x=x, y=np.maximum(x, 0))
     gap = f", allow_gap: {ALLOWED_S:g}s" if allow_gap else ""
     spec = {"model": {"source": digest_of(content), "samples": "./right.npz"}, "policy": "tight"}
     text = documents(
-        policy("tight", f"  migration: {{verify: {{against: reference}}, drain: 5s{gap}}}\n"),
+        policy("tight", f"{on_nodes([NODE])}  migration: {{verify: {{against: reference}}, drain: 5s{gap}}}\n"),
         yaml.safe_dump({"apiVersion": "shoal/v1", "kind": "Workload", "metadata": {"name": "only"}, "spec": spec}),
     )
     path = folder / "tight.yaml"
@@ -84,8 +86,8 @@ def test_where_both_do_not_fit_it_waits_then_the_old_one_goes_first_or_comes_bac
     with asks(stack) as load:
         at = load.now()
         applied(stack, versions["v2"], tmp_path, allow_gap=False)
-        lacks = wait_until(lambda: stack.workload("only").reason.code, ENDS_S, "what lacks to be said")
-        assert lacks in (Code.MEMORY_SHORT, Code.NO_ROOM_FOR_BOTH, Code.NO_CANDIDATE), lacks
+        lacks = wait_until(lambda: str(stack.workload("only").reason), ENDS_S, "what lacks to be said")
+        assert Code.MEMORY_SHORT in lacks
         load.wait_for(20)
         assert stack.workers() == {first.assignment.id: worker}
         assert (moves(stack), load.broken) == ([], []), "without leave nobody is ever in the dark"
@@ -123,6 +125,6 @@ def test_where_both_do_not_fit_it_waits_then_the_old_one_goes_first_or_comes_bac
     assert back_s <= ALLOWED_S
     assert (back.assignment.id, back.assignment.model) == (second.assignment.id, digest_of(versions["v2"]))
     record(
-        "gaps", "P", 2, allowed_s=ALLOWED_S, waited_for=lacks, gap_s=round(there.gap_s, 2), dark_s=round(dark_s, 2),
+        "gaps", "P", 2, allowed_s=ALLOWED_S, gap_s=round(there.gap_s, 2), dark_s=round(dark_s, 2),
         refused_gap_s=round(refused.gap_s, 2), back_s=round(back_s, 2), asked_again=asked_again, lost=0,
     )  # fmt: skip

@@ -90,7 +90,11 @@ def test_f05_killed_at_a_state_of_a_move(moving: Stack, state: str, victim: str)
     verdict = load.verdict()
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
     (left,) = stack.serves(NAME)
-    assert set(stack.workers()) == {row.assignment.id for row in stack.placements()}, "no worker is nobody's"
+    wait_until(
+        lambda: set(stack.workers()) == {row.assignment.id for row in stack.placements()},
+        PATIENCE_S,
+        "no worker to be nobody's",
+    )
     record(
         "F05", "P", 1, state=at, victim=victim, struck=len(has_any), ended=f"{ended.stage} {code}".strip(),
         left_on="target" if left.node == target else "source", sent=verdict.sent, lost=0,

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from shoal.cli.render.output import line, note, table
 from shoal.client import Region
 from shoal.types.units import show_bytes, show_joules, show_seconds, show_usd_per_hour, show_watts
-from shoal.v1 import artifacts_pb2, operator_pb2
+from shoal.v1 import artifacts_pb2, nouns_pb2, operator_pb2
 
 
 def _delivered(report: Any) -> str:
@@ -24,6 +24,11 @@ def _delivered(report: Any) -> str:
 def _told(value: float, show: Callable[[float], str]) -> str:
     """What a sensor tells; 0 and NaN are none."""
     return show(value) if value > 0 else "-"
+
+
+def _heat(reading: nouns_pb2.Reading) -> str:
+    told = _told(reading.temperature_c, lambda value: f"{value:.0f} C")
+    return f"{told}, slows itself down" if reading.throttled else told
 
 
 def rows_of(api: Region, kind: str, name: str, tenant: str) -> Sequence[Message]:
@@ -255,6 +260,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ),
         ("+NOW", lambda row: _told(row.reading.power_w, show_watts)),
         ("+USED", lambda row: _told(row.reading.energy_j, show_joules)),
+        ("+HEAT", lambda row: _heat(row.reading)),
         ("+SLEPT", lambda row: show_seconds(row.reading.slept_s) if row.reading.power else "-"),
         ("+SAVED", lambda row: show_joules(row.reading.saved_j) if row.reading.power else "-"),
         ("+TIME SCALE", lambda row: f"{row.device.time_scale:g}" if row.device.emulated else "-"),
