@@ -203,8 +203,10 @@ class Region:
         request = operator_pb2.MigrateRequest(workload=key, to=to, replica=replica)
         return self._call("Migrate", request).migration  # type: ignore[no-any-return]
 
-    def cancel_migration(self, migration: str) -> operator_pb2.MigrationView:
-        request = operator_pb2.CancelMigrationRequest(id=migration)
+    def cancel_migration(self, migration: str, workload: str = "", tenant: str = "") -> operator_pb2.MigrationView:
+        """workload, tenant: whose it is, where that is to be so."""
+        key = nouns_pb2.WorkloadKey(tenant=tenant, name=workload) if workload else None
+        request = operator_pb2.CancelMigrationRequest(id=migration, workload=key)
         return self._call("CancelMigration", request).migration  # type: ignore[no-any-return]
 
     def drain(self, node: str) -> operator_pb2.DrainReply:

@@ -2147,18 +2147,24 @@ Global___MigrateReply: _TypeAlias = MigrateReply  # noqa: Y015
 
 @_typing.final
 class CancelMigrationRequest(_message.Message):
+    """workload: whose it is; refused where it is another's. Absent: whosever."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
+    @_builtins.property
+    def workload(self) -> _nouns_pb2.WorkloadKey: ...
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        workload: _nouns_pb2.WorkloadKey | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

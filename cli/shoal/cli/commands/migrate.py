@@ -37,8 +37,14 @@ def migrate(
     """
     if bool(to) == bool(cancel):
         raise refuse(Code.FIELD_MISSING, "neither or both of --to and --cancel", "one of them", "add --to NODE")
+    if replica and cancel:
+        raise refuse(Code.FIELD_INVALID, "--replica with --cancel", "the migration alone")
     with connected(context, region) as api:
-        begun = api.cancel_migration(cancel) if cancel else api.migrate(tenant, workload, to or "", replica)
+        begun = (
+            api.cancel_migration(cancel, workload, tenant)
+            if cancel
+            else api.migrate(tenant, workload, to or "", replica)
+        )
         if watch:
             (begun,) = follow(api, [begun], progress(output))
     if output in ("json", "yaml"):

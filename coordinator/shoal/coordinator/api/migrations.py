@@ -6,6 +6,7 @@ from shoal.coordinator.api.views import key_view, refusal_view
 from shoal.coordinator.controllers.migrations import verdict_digest
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration.budget import Held
+from shoal.coordinator.core.migration.crossing import queued, refusal_of
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Alone,
@@ -50,7 +51,7 @@ def migration_view(
         actor=migration.actor,
         source=_place(migration.source),
         target=_place(target) if target is not None else None,
-        to=migration.aim.region or "/".join(filter(None, (migration.aim.node, migration.aim.device))),
+        to=migration.aim.where,
         share=move.share if move is not None else float(isinstance(migration.state, Done)),
         reason=refusal_view(reason) if reason is not None else None,
         gives_up_at=_gives_up_at(migration, now, wall),
@@ -69,7 +70,7 @@ def unmoved_view(held: Held) -> operator_pb2.UnmovedView:
     asked = held.proposal
     return operator_pb2.UnmovedView(
         source=_place(asked.source),
-        to="/".join(filter(None, (asked.aim.node, asked.aim.device))),
+        to=asked.aim.where,
         cause=asked.cause,
         why=asked.reason,
         hold=held.hold,
@@ -81,11 +82,8 @@ def unmoved_view(held: Held) -> operator_pb2.UnmovedView:
 def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | None:
     """What it waits for, or why it ended."""
     match migration.state:
-        case Planned() if migration.leaves_home:
-            turned = controller.turned.get(migration.workload)
-            return turned or Refusal(Code.NO_BID, f"{migration.aim.region} has not answered yet")
         case Planned() if migration.crosses:
-            return Refusal(Code.NO_CANDIDATE, "no place at home yet", "one for all its replicas")
+            return queued(migration, controller.migrations.all.values()) or refusal_of(migration, controller.turned)
         case Planned():
             plan = controller.plan_now.of(migration.workload) if controller.plan_now is not None else None
             why = plan.unmoved.get(migration.id) if plan is not None else None

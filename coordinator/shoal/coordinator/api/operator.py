@@ -243,7 +243,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         self, request: operator_pb2.CancelMigrationRequest, context: Any
     ) -> operator_pb2.CancelMigrationReply:
         actor = identity_of_context(context).uri
-        after = await self._region.moving.cancel(request.id, actor)
+        key = _key(request.workload) if request.HasField("workload") else None
+        after = await self._region.moving.cancel(request.id, actor, key)
         await self._audit.note(actor, "CancelMigration", request.id, after.stage)
         return operator_pb2.CancelMigrationReply(migration=self._migration(after))
 

@@ -7,6 +7,7 @@ from typing import Final
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.trades import Standing
 from shoal.coordinator.controllers.workloads import WorkloadsController
+from shoal.coordinator.core.migration.crossing import barred_of
 from shoal.coordinator.core.negotiation.choice import Figures, own_figures
 from shoal.coordinator.core.placement.model import Plan, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
@@ -60,6 +61,12 @@ class RegionHome:
 
     def course(self, key: WorkloadKey) -> Course | None:
         return self._workloads.course(key)
+
+    def may_leave(self, intent: Intent) -> bool:
+        return self._workloads.may_leave(intent)
+
+    def barred(self, key: WorkloadKey) -> frozenset[tuple[str, str]]:
+        return barred_of(self._workloads.migrations.all.values()).get(key, frozenset())
 
     @property
     def moves_live(self) -> bool:

@@ -59,11 +59,6 @@ class MovingController:
         async with self._workloads.stepping:
             aimed_at(self._fleet.fleet, aim)
             rule = self._rule_of(key)
-            crossing = [each.id for each in self._workloads.migrations.live if each.crosses and each.workload == key]
-            if crossing:
-                raise refuse(
-                    Code.CONFLICT, f"{key} moves as a whole: {crossing[0]}", "one that does not", "wait for it"
-                )
             found = self._movable(key, aim, replica)
             migration = self._new(key, Cause.OPERATOR, actor, found, aim, rule)
             # An operator's word counts for more than what was only late or slow there before.
@@ -110,10 +105,14 @@ class MovingController:
             await self._commit([migration], actor)
         return self._workloads.migrations.all[migration.id]
 
-    async def cancel(self, name: str, actor: str) -> Migration:
-        """Takes a move back. Raises ShoalError(MIGRATION_UNKNOWN | CONFLICT | STORE_FULL | ..)."""
+    async def cancel(self, name: str, actor: str, key: WorkloadKey | None = None) -> Migration:
+        """Takes a move back. key: whose it is, where that was said.
+
+        Raises ShoalError(MIGRATION_UNKNOWN | CONFLICT | STORE_FULL | ..)."""
         async with self._workloads.stepping:
             known = self.one(name)
+            if key is not None and known.workload != key:
+                raise refuse(Code.CONFLICT, f"{name} moves {known.workload}", f"a move of {key}")
             after, told = machine.cancelled(known, actor, self._clock.now(), self._clock.wall())
             await self._commit([after], actor, told)
         return after
@@ -125,7 +124,7 @@ class MovingController:
         await self._fleet.cordon(node, True, actor)
         async with self._workloads.stepping:
             desired = self._workloads.desired.get(node)
-            moving = {each.source.assignment: each for each in self._workloads.migrations.live}
+            moving = {each.source.assignment for each in self._workloads.migrations.live}
             begun, unmoved = list[Migration](), dict[str, Refusal]()
             for one in desired.assignments if desired is not None else ():
                 if one.draining or one.id in moving:
@@ -185,6 +184,9 @@ class MovingController:
             raise ShoalError(policy_forbids(intent.delegation, region))
 
     def _movable(self, key: WorkloadKey, aim: Aim, replica: str) -> tuple[str, Assignment]:
+        crossing = [each.id for each in self._workloads.migrations.live if each.crosses and each.workload == key]
+        if crossing:
+            raise refuse(Code.CONFLICT, f"{key} moves as a whole: {crossing[0]}", "one that does not", "wait for it")
         held = [
             (node, one)
             for node, desired in sorted(self._workloads.desired.items())
@@ -277,8 +279,7 @@ def _node_of(migration: Migration) -> str:
 
 
 def _asked(migration: Migration) -> str:
-    to = migration.aim.region or "/".join(filter(None, (migration.aim.node, migration.aim.device))) or "another place"
-    return f"from {migration.source.where} to {to} ({migration.cause})"
+    return f"from {migration.source.where} to {migration.aim.where or 'another place'} ({migration.cause})"
 
 
 def _is_wrong(migration: Migration) -> bool:

@@ -119,6 +119,14 @@ class Home(Protocol):
         """On its way to another region or home; None: it is not."""
         ...
 
+    def may_leave(self, intent: Intent) -> bool:
+        """Whether a move to another region that could as well wait may begin now."""
+        ...
+
+    def barred(self, key: WorkloadKey) -> frozenset[tuple[str, str]]:
+        """Regions that gave wrong answers for it, each with the model's digest."""
+        ...
+
     @property
     def moves_live(self) -> bool:
         """Whether what is to come home does so by a live move."""
@@ -373,6 +381,8 @@ class TradesController:
         if course is not None and course.rests:
             better = better and (isinstance(phase, Active) or course.asked not in ("", asked))
             course = None
+        if better and standing.placed and isinstance(phase, Resting):
+            better = self._home.may_leave(intent)
         need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
         if course is not None and course.leaves and standing.placed:
             return Wish(Need.HOME, asked, standing.serves, fails)
@@ -421,7 +431,7 @@ class TradesController:
         return known[1]
 
     def _terms(self, intent: Intent, own: Figures | None) -> Terms:
-        return terms_for(intent, own, self._rtt(), self._trust())
+        return terms_for(intent, own, self._rtt(), self._trust(), self._home.barred(intent.key))
 
     def _terms_of(self, key: WorkloadKey) -> Terms | None:
         intent = self._intent(key)

@@ -31,7 +31,7 @@ from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.fleet.state import NodeState
 from shoal.coordinator.core.fleet.updates import retimed
 from shoal.coordinator.core.migration.advance import Advanced, advance, moving, view
-from shoal.coordinator.core.migration.budget import Held
+from shoal.coordinator.core.migration.budget import Held, holds_at_home
 from shoal.coordinator.core.migration.crossing import courses_of
 from shoal.coordinator.core.migration.model import Aborted, Migration
 from shoal.coordinator.core.migration.triggers.view import LOOK_S
@@ -249,6 +249,11 @@ class WorkloadsController:
         """Of a workload between this region and another."""
         crossing = [each for each in self.migrations.all.values() if each.crosses and each.workload == key]
         return courses_of(crossing, self._clock.now()).get(key) if crossing else None
+
+    def may_leave(self, intent: Intent) -> bool:
+        """Whether a workload may go to a region that is only better now."""
+        now, wall = self._clock.now(), self._clock.wall()
+        return holds_at_home(intent.key, intent.migration, self.migrations.all.values(), now, wall) is None
 
     def leads_abroad(self, key: WorkloadKey) -> bool:
         """Whether requests may still go to another region."""

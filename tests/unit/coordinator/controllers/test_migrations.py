@@ -83,6 +83,11 @@ async def test_a_region_has_a_workload_whole(world: World) -> None:
         await world.region.moving.migrate(KEY, Aim(target.name), "ops")
     assert error.value.code is Code.CONFLICT
     assert "as a whole" in error.value.refusal.found
+    other = replace(crossing, source=replace(one.source, assignment="a-2"))
+    world.region.workloads.migrations.all[one.id] = other
+    drained = await world.region.moving.drain(one.source.node, "ops")
+    assert drained.begun == (other,)
+    assert "as a whole" in drained.unmoved[one.source.assignment].found
 
 
 async def test_an_operator_moves_a_workload(world: World) -> None:
@@ -204,7 +209,10 @@ async def test_a_cancelled_move_goes_back(world: World) -> None:
     source, target = await two(world)
     begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
     await beat(world, source, target)
-    await world.region.moving.cancel(begun.id, "ops")
+    with pytest.raises(ShoalError) as other:
+        await world.region.moving.cancel(begun.id, "ops", WorkloadKey(KEY.tenant, "another"))
+    assert other.value.code is Code.CONFLICT
+    await world.region.moving.cancel(begun.id, "ops", KEY)
     ended = await until_over(world, begun, source, target)
     assert isinstance(ended.state, Aborted)
     assert ended.state.refusal.code is Code.MOVE_CANCELLED

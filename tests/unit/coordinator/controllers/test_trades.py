@@ -81,6 +81,8 @@ class Home:
     own: Figures | None = None
     seen: Mapping[str, ServiceReport] = field(default_factory=dict)
     way: Course | None = None
+    stays: bool = False
+    wrong: frozenset[tuple[str, str]] = frozenset()
 
     def intents(self) -> tuple[Intent, ...]:
         return self.wanted
@@ -93,6 +95,12 @@ class Home:
 
     def course(self, key: WorkloadKey) -> Course | None:
         return self.way
+
+    def may_leave(self, intent: Intent) -> bool:
+        return not self.stays
+
+    def barred(self, key: WorkloadKey) -> frozenset[tuple[str, str]]:
+        return self.wrong
 
     @property
     def moves_live(self) -> bool:
@@ -284,6 +292,36 @@ async def test_what_was_brought_home_goes_for_no_better_place(tmp_path: Path, as
     origin.home.placed = False
     await origin.run(2.0)
     assert KEY in origin.trades.delegated, "where home has no place for it, it goes"
+    await origin.store.close()
+
+
+async def test_what_could_as_well_wait_is_offered_to_nobody_before_it_may_leave(tmp_path: Path) -> None:
+    origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
+    origin.home.placed, origin.home.own, origin.home.stays = True, (0.022, 1.0, math.nan), True
+    origin.wire.regions["a"].cost = 0.5
+    await origin.run(2.0)
+    assert "SOLICITED" not in await origin.log()
+    origin.home.stays = False
+    await origin.run(2.0)
+    assert origin.trades.delegated[KEY].region == "a"
+    await origin.store.close()
+
+
+async def test_what_could_not_wait_does_not(tmp_path: Path) -> None:
+    origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
+    origin.home.placed, origin.home.stays = False, True
+    await origin.run(2.0)
+    assert KEY in origin.trades.delegated
+    await origin.store.close()
+
+
+async def test_a_region_that_answered_otherwise_is_given_that_model_no_more(tmp_path: Path) -> None:
+    origin = await Origin.open(tmp_path, want=intent(DelegationMode.WHEN_BETTER))
+    origin.home.placed, origin.home.own = True, (0.2, 1.0, math.nan)
+    origin.wire.regions["a"].cost = 0.1
+    origin.home.wrong = frozenset({("a", DIGEST)})
+    await origin.run(2.0)
+    assert origin.trades.delegated[KEY].region == "b"
     await origin.store.close()
 
 

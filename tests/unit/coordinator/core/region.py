@@ -403,7 +403,7 @@ class Region:
                 moves=underway(self.migrations.values()),
             )
         )  # fmt: skip
-        assert violations == ()
+        assert violations == (), violations
         return decision
 
     def _readings(self, name: str) -> tuple[Reading, ...]:

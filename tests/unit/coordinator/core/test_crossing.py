@@ -1,25 +1,37 @@
 """Live moves of a whole workload to another region and home, as the region's steps make them."""
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import DIGEST, START, Region, intent, node
+from unit.coordinator.core.region import DIGEST, SMALL, START, Region, intent, node
 
-from shoal.coordinator.core.migration.advance import view
-from shoal.coordinator.core.migration.crossing import courses_of
+from shoal.coordinator.core.migration.advance import advance, moving, view
+from shoal.coordinator.core.migration.budget import REGION_MOST, Hold
+from shoal.coordinator.core.migration.crossing import barred_of, courses_of, queued
 from shoal.coordinator.core.migration.machine import cancelled
-from shoal.coordinator.core.migration.model import Aborted, Cause, Draining, Migration, Preparing, RollingBack, Shifting
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Cause,
+    Done,
+    Draining,
+    Migration,
+    Planned,
+    Preparing,
+    RollingBack,
+    Shifting,
+)
 from shoal.coordinator.core.workloads.model import Course, Delegated
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code
 from shoal.types.device import Role
+from shoal.types.migration import Window
 from shoal.types.route import Endpoint, EndpointState
 from shoal.types.units import Elapsed, Wall
-from shoal.types.workload import Standby, WorkloadKey
+from shoal.types.workload import ModelRef, Standby, WorkloadKey
 
 KEY = WorkloadKey("shop", "ocr")
 AWAY = Delegated(
@@ -293,7 +305,7 @@ def test_what_came_home_rests_there(region: Region, asked: str) -> None:
     until(region, Draining)
     region.delegated = {}
     region.run(1)
-    assert course(region) == Course("us-east", 0.0, home=True, agreement="g-1", rests=True, asked=asked)
+    assert course(region) == Course("us-east", 0.0, home=True, agreement="g-1", rests=True, asked=asked, over=True)
     region.run(the_one(region).rule.cooldown_s, tick=10.0)
     assert (course(region) is not None) == bool(asked)
 
@@ -355,6 +367,178 @@ def test_a_delegate_that_is_ready_before_its_move_began_is_compared_first(region
     region.step()
     assert isinstance(the_one(region).state, Preparing)
     assert shares(region, "gw") == (1.0, 0.0)
+
+
+# -- what nobody asked for waits its turn ------------------------------------------------------------------------------
+
+
+def ruled(region: Region, **rule: Any) -> None:
+    """Its policy says so of moves."""
+    (one,) = region.intents
+    region.intents = (replace(one, migration=replace(one.migration, **rule)),)
+
+
+def home_again(region: Region) -> None:
+    region.delegated = {KEY: replace(AWAY, returns="home has a place for it again")}
+
+
+def opening(minutes: int) -> Window:
+    """So long after the start."""
+    day, minute = divmod(int(START // 60) + minutes, 1440)
+    return Window(((day + 3) % 7,), minute, minute + 30, "UTC")  # the first of January 1970 was a Thursday
+
+
+def test_home_again_waits_for_its_window(region: Region) -> None:
+    ruled(region, windows=(opening(minutes=2),))
+    at_the_other(region)
+    home_again(region)
+    region.run(60)
+    assert region.migrations == {}
+    held = advance(region.world(), {}, Elapsed(region.now), Wall(START + region.now)).held
+    assert held is not None
+    (one,) = held
+    assert (one.hold, one.proposal.aim.where, one.until) == (Hold.WINDOW, "eu-west", (int(START // 60) + 2) * 60.0)
+    region.run(60)
+    assert the_one(region).cause is Cause.FAILBACK
+
+
+def test_a_notice_waits_for_no_window(region: Region) -> None:
+    at_the_other(region)
+    ruled(region, windows=(opening(minutes=60),))
+    home_again(region)
+    region.run(5)
+    assert region.migrations == {}
+    region.delegated = {KEY: replace(AWAY, wanted=False, returns="notice was given")}
+    region.run(5)
+    assert the_one(region).cause is Cause.NOTICE
+
+
+def test_home_again_waits_until_its_workload_has_rested(region: Region) -> None:
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    region.run(25)
+    (out,) = region.migrations.values()
+    assert isinstance(out.state, Done)
+    home_again(region)
+    region.run(out.state.at + out.rule.cooldown_s - region.now - 1.0, tick=1.0)
+    assert len(region.migrations) == 1
+    region.run(3.0)
+    assert [each.cause for each in region.migrations.values()] == [Cause.COST, Cause.FAILBACK]
+
+
+def test_so_many_cross_at_once_and_the_next_says_what_it_waits_for(region: Region) -> None:
+    keys = [WorkloadKey("shop", f"w{number}") for number in range(REGION_MOST + 1)]
+    region.intents = tuple(intent(key.name) for key in keys)
+    region.run(10)
+    region.delegated = {key: replace(AWAY, agreement=f"g-{key.name}", ready=False) for key in keys}
+    region.run(30)
+    states = [type(each.state) for each in region.migrations.values()]
+    assert (states.count(Preparing), states.count(Planned)) == (REGION_MOST, 1)
+    (last,) = (each for each in region.migrations.values() if isinstance(each.state, Planned))
+    waits = queued(last, region.migrations.values())
+    assert waits is not None
+    assert waits.code is Code.WAITING_FOR_TURN
+    region.delegated = {key: replace(each, ready=True) for key, each in region.delegated.items()}
+    region.run(60)
+    assert {each.stage for each in region.migrations.values()} == {"done"}
+
+
+def test_what_moves_inside_the_region_is_not_moved_to_another_at_once(region: Region) -> None:
+    inside = region.migrate("b")
+    region.step()
+    region.delegated = {KEY: AWAY}
+    while not region.migrations[inside].is_over:
+        assert shares(region, "gw") == (1.0, 0.0)
+        assert len(region.migrations) == 1
+        region.step()
+    assert region.migrations[inside].stage == "done"
+    region.run(2)
+    (out,) = (each for each in region.migrations.values() if each.crosses)
+    assert not out.is_over
+    assert out.source.node == "b", "where it is now"
+
+
+def test_while_it_crosses_changed_documents_replace_nothing(region: Region) -> None:
+    outward(region)
+    region.intents = (replace(region.intents[0], models=(ModelRef("small", SMALL, ""),)),)
+    region.run(20)
+    assert list(region.migrations) == [the_one(region).id]
+    assert len(region.replicas()) == 1
+
+
+def test_a_device_at_home_that_answered_otherwise_is_tried_no_more(region: Region) -> None:
+    at_the_other(region)
+    region.agents["b"].wrong = True
+    ruled(region, cooldown_s=30.0)
+    home_again(region)
+    region.run(30)
+    wrong = the_one(region)
+    assert isinstance(wrong.state, Aborted)
+    assert (wrong.state.refusal.code, wrong.target and wrong.target.node) == (Code.VERIFY_FAILED, "b")
+    region.run(60)
+    first, second = region.migrations.values()
+    assert (second.target and second.target.node) == "a", "the other device"
+    assert second.stage == "draining"
+    assert first.id != second.id
+
+
+def test_a_device_at_home_that_answered_otherwise_may_when_it_is_measured_anew(region: Region) -> None:
+    at_the_other(region)
+    region.agents["b"].wrong = True
+    home_again(region)
+    region.run(30)
+
+    def barred() -> list[str]:
+        now = Elapsed(region.now)
+        return [trial.node for _, trial in moving(region.world(), region.migrations, now).blocked]
+
+    assert barred() == ["b"]
+    state = region.fleet.nodes["b"]
+    again = {name: replace(each, measured_at=Wall(START + 1)) for name, each in state.receipts.items()}
+    region.fleet = replace(region.fleet, nodes={**region.fleet.nodes, "b": replace(state, receipts=again)})
+    assert barred() == []
+    region.step()
+    assert the_one(region).cleared
+
+
+def test_a_device_that_answered_otherwise_serves_when_nobody_else_does(region: Region) -> None:
+    at_the_other(region)
+    for agent in region.agents.values():
+        agent.wrong = True
+    home_again(region)
+    region.run(30)
+    assert isinstance(the_one(region).state, Aborted)
+    region.delegated = {}
+    region.run(10)
+    assert shares(region, "gw")[0] == 1.0
+
+
+def test_a_region_that_answered_otherwise_is_barred_until_its_model_is_cleared(region: Region) -> None:
+    region.agents["a"].wrong = True
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, RollingBack)
+    region.delegated = {}
+    region.run(5)
+    one = the_one(region)
+    assert barred_of([one]) == {KEY: {("us-east", DIGEST)}}
+    assert barred_of([replace(one, cleared=True)]) == {}
+    region.intents = ()
+    region.run(1)
+    assert barred_of(region.migrations.values()) == {}, "nothing is held against anybody for what is not there"
+
+
+def test_what_an_operator_moved_stays_there_however_short_its_drain(region: Region) -> None:
+    outward(region)
+    one = the_one(region)
+    region.migrations[one.id] = replace(one, cause=Cause.OPERATOR)
+    region.delegated = {KEY: AWAY}
+    region.run(25)
+    assert the_one(region).stage == "done"
+    way = course(region)
+    assert way is not None
+    assert (way.stays, way.agreement, way.over) == (True, "g-1", True)
+    assert shares(region, "gw") == (0.0, 1.0)
 
 
 Fault = Literal["breaks", "notice", "silent", "restart", "source", "gateway", "nothing"]

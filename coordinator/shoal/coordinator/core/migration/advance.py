@@ -76,7 +76,7 @@ def moving(world: World, migrations: Migrations, now: Elapsed) -> World:
     return replace(
         world,
         moves=moves_of(every),
-        blocked=blocked(every, world.intents, world.fleet, desired, failed, now),
+        blocked=blocked(every, world.intents, world.fleet, desired, failed, now, world.delegated),
         courses=courses,
         crossed=crossing.crossed_of(every),
     )
@@ -118,15 +118,17 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
         note(*machine.placed(known, target, now, wall, limits, gap=replaced.target.staged))
     for settled, brought in _settled(migrations, world.fleet, scope, holding, now):
         note(replace(settled, came=brought), (_brought(settled, brought),))
-    for each in crossing.begun(world, migrations.values(), decision, now):
+    begins, at_home = crossing.begun(world, migrations.values(), decision, now, wall)
+    for each in begins:
         note(*machine.planned(each, now, wall, limits))
     for each in [each for each in migrations.values() if each.crosses and isinstance(each.state, Planned)]:
         found = crossing.target_of(each, world, decision)
-        if found is not None:
+        if found is not None and crossing.queued(each, {**migrations, **changed}.values()) is None:
             place = found if isinstance(found, Place) else _place(world.fleet, *found)
             note(*machine.placed(each, place, now, wall, limits))
     assigned = frozenset(one.id for each in _assignments(decision).values() for one in each)
-    scene = _Scene(world, decision, broken(decision.memory, world.fleet, _assignments(decision), now), wall)
+    failing = broken(decision.memory, world.fleet, _assignments(decision), now)
+    scene = _Scene(world, {**migrations, **changed}, decision, failing, wall)
     for name in sorted(migrations):
         if name not in changed and not migrations[name].is_over:
             after, events = machine.step(migrations[name], scene.seen(migrations[name]), now, wall, limits)
@@ -141,7 +143,7 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
         allotted = _looked(there, {**migrations, **changed}, intents, now, wall)
         for begun, events in allotted.begun:
             note(begun, events)
-        held, news = allotted.held, allotted.news
+        held, news = (*at_home, *allotted.held), allotted.news
         told += [_holding(each) for each in news]
         decision = replace(decision, memory=replace(decision.memory, pending=allotted.pending))
     rules = {key: intent.migration for key, intent in intents.items()}
@@ -196,8 +198,11 @@ def _settled(
 class _Scene:
     """What the machine is shown of one step."""
 
-    def __init__(self, world: World, decision: Decision, broken: Mapping[str, Refusal], wall: Wall) -> None:
+    def __init__(
+        self, world: World, migrations: Migrations, decision: Decision, broken: Mapping[str, Refusal], wall: Wall
+    ) -> None:  # fmt: skip
         self._world = world
+        self._migrations = migrations
         self._decision = decision
         self._wall = wall
         self._fleet = world.fleet
@@ -226,12 +231,14 @@ class _Scene:
         source, target = migration.source, migration.target
         gone = Refusal(Code.WORKLOAD_UNKNOWN, f"{migration.workload} was deleted")
         deleted = gone if plan is None else None
+        turn = crossing.queued(migration, self._migrations.values()) if migration.stage is Stage.PLANNED else None
+        waits = turn or crossing.refusal_of(migration, self._world.turned)
         if migration.leaves_home:
             here = self._from_gateways(self._sight(source, leaving=isinstance(migration.state, Draining)), migration)
             there = crossing.sight_of(target, migration, self._world, self._wall) if target is not None else Sight()
             turns = isinstance(migration.state, Preparing | Shifting)
             ends = crossing.ends(migration, self._world) if turns else None
-            return Seen(here, there, ends, deleted, crossing.refusal_of(migration, self._world))
+            return Seen(here, there, ends, deleted, waits, queued=turn is not None)
         there = crossing.sight_of(source, migration, self._world, self._wall)
         here = self._sight(target, leaving=True) if target is not None else Sight()
         here = self._from_gateways(here, migration)
@@ -246,7 +253,7 @@ class _Scene:
         ):
             here = replace(here, observed=replace(observed, phase=Phase.WARMING))
         broken = self._broken.get(target.assignment) if target is not None else None
-        return Seen(there, here, broken, deleted, crossing.refusal_of(migration, self._world))
+        return Seen(there, here, broken, deleted, waits, queued=turn is not None)
 
     def _from_gateways(self, sight: Sight, migration: Migration) -> Sight:
         if sight.observed is None:

@@ -6,7 +6,7 @@ workload's replicas, and so many of the region's, move at once; one at a time lo
 what could as well wait.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -26,6 +26,7 @@ from shoal.coordinator.core.migration.model import (
 from shoal.coordinator.core.migration.triggers import Look
 from shoal.coordinator.core.migration.windows import next_open, open_at
 from shoal.coordinator.core.workloads.model import Pending
+from shoal.types.migration import MigrationRule
 from shoal.types.units import Elapsed, Seconds, Wall, show_seconds
 from shoal.types.workload import Intent, WorkloadKey
 
@@ -34,7 +35,7 @@ HOLD_S: Final = Seconds(10.0)
 RETURNS_S: Final = Seconds(3600.0)
 """So long it is remembered that a workload went to and fro."""
 REGION_MOST: Final = 4
-"""Moves of a region at once that nobody asked for."""
+"""Moves of a region at once that nobody asked for; and as many between it and others."""
 FORCED: Final = frozenset({Cause.SLO, Cause.HEAT, Cause.POWER, Cause.NOTICE, Cause.WAKE})
 """These cannot wait for a window."""
 URGENT_MOST: Final = 8
@@ -44,6 +45,8 @@ UNASKED: Final = Limits(planned_s=Seconds(15.0))
 UNPLACED_S: Final = Seconds(60.0)
 """The longest rest after a move that found no room, and so moved nothing."""
 ASKED: Final = frozenset({Cause.OPERATOR, Cause.DOCUMENTS, Cause.DRAIN})
+CAN_WAIT: Final = frozenset({Cause.COST, Cause.FAILBACK})
+"""Of moves between regions, those that have no deadline."""
 
 
 class Hold(StrEnum):
@@ -77,8 +80,8 @@ class Held:
 
     def __str__(self) -> str:
         one = self.proposal
-        to = "/".join(filter(None, (one.aim.node, one.aim.device)))
-        return f"{one.source.where}{f' to {to}' if to else ''} ({one.cause}: {one.reason}): {self.why}"
+        to = f" to {one.aim.where}" if one.aim.where else ""
+        return f"{one.source.where}{to} ({one.cause}: {one.reason}): {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,25 @@ def allot(
     return Allotted(tuple(begun), tuple(held), tuple(news), dict(sorted(kept.items())))
 
 
+def holds_at_home(
+    key: WorkloadKey, rule: MigrationRule, migrations: Collection[Migration], now: Elapsed, wall: Wall
+) -> tuple[Hold, str, Wall] | None:  # fmt: skip
+    """The first thing that holds back a move of a workload between regions which can wait and nobody asked for, why,
+    and until when (0: nobody knows)."""
+    live = [each for each in migrations if not each.is_over]
+    mine = sorted(each.id for each in live if each.workload == key)
+    if mine:
+        return Hold.OTHERS, f"{', '.join(mine)} first", NEVER
+    if sum(each.crosses and each.cause in CAN_WAIT for each in live) >= REGION_MOST:
+        return Hold.REGION, f"{REGION_MOST} moves between regions are under way", NEVER
+    rests_s, why = _rests_s(key, migrations, rule.cooldown_s, now, _went)
+    if rests_s > 0:
+        return Hold.COOLDOWN, why, Wall(wall + rests_s)
+    if not open_at(rule.windows, wall):
+        return Hold.WINDOW, "outside the policy's windows", next_open(rule.windows, wall)
+    return None
+
+
 def _rank(found: tuple[str, Proposal]) -> tuple[bool, bool, float, str]:
     """What has a deadline, then what is forced, then what gains most."""
     key, one = found
@@ -147,13 +169,15 @@ class _Book:
             if sum(each.cause is one.cause for each in live) >= URGENT_MOST:
                 return Held(one, Hold.REGION, f"{URGENT_MOST} moves of the region with a deadline are under way")
             return None
-        if sum(each.cause not in ASKED for each in live) >= REGION_MOST:
+        if sum(each.cause not in ASKED and not each.crosses for each in live) >= REGION_MOST:
             return Held(one, Hold.REGION, f"{REGION_MOST} moves of the region are under way")
         if one.fading:
             return Held(one, Hold.SETTLING, "just below its threshold again")
         if (left := since + HOLD_S - self._now) > 0:
             return Held(one, Hold.SETTLING, f"since {show_seconds(self._now - since)}", Wall(self._wall + left))
-        rests_s, why = self._rests_s(one, rule.cooldown_s)
+        rests_s, why = _rests_s(
+            one.workload, self._all.values(), rule.cooldown_s, self._now, lambda each: _between(each, one)
+        )
         if rests_s > 0:
             return Held(one, Hold.COOLDOWN, why, Wall(self._wall + rests_s))
         if one.cause not in FORCED and not open_at(rule.windows, self._wall):
@@ -185,25 +209,30 @@ class _Book:
             None,
         )
 
-    def _rests_s(self, one: Proposal, cooldown_s: Seconds) -> tuple[float, str]:
-        """Seconds until its workload has rested, and from what."""
-        ended = [(_ended_at(each), each) for each in self._all.values() if each.workload == one.workload]
-        over = [(at, each) for at, each in ended if at is not None]
-        if not over:
-            return 0.0, ""
-        last_at, last = max(over, key=lambda each: (each[0], each[1].id))
-        times = sum(_between(each, one) for at, each in over if at > self._now - RETURNS_S)
-        if isinstance(last.state, Aborted) and last.target is None:
-            cooldown_s = min(cooldown_s, UNPLACED_S)
-        rest_s = cooldown_s * 2 ** max(0, times - 1) if _between(last, one) else cooldown_s
-        back = f", {times} times between these places" if rest_s > cooldown_s else ""
-        return last_at + rest_s - self._now, f"{show_seconds(rest_s)} after {last.id}{back}"
-
     def _name(self, one: Proposal) -> str:
         stem, number = "m-" + one.source.assignment.removeprefix("a-"), 1
         while f"{stem}-{number}" in self._all:
             number += 1
         return f"{stem}-{number}"
+
+
+def _rests_s(
+    key: WorkloadKey, migrations: Collection[Migration], cooldown_s: Seconds, now: Elapsed,
+    between: Callable[[Migration], bool],
+) -> tuple[float, str]:  # fmt: skip
+    """Seconds until a workload has rested, and from what. between: whether a move went to and fro between the places of
+    the one that is to begin."""
+    ended = [(_ended_at(each), each) for each in migrations if each.workload == key]
+    over = [(at, each) for at, each in ended if at is not None]
+    if not over:
+        return 0.0, ""
+    last_at, last = max(over, key=lambda each: (each[0], each[1].id))
+    times = sum(between(each) for at, each in over if at > now - RETURNS_S)
+    if isinstance(last.state, Aborted) and last.target is None:
+        cooldown_s = min(cooldown_s, UNPLACED_S)
+    rest_s = cooldown_s * 2 ** max(0, times - 1) if between(last) else cooldown_s
+    back = f", {times} times between these places" if rest_s > cooldown_s else ""
+    return last_at + rest_s - now, f"{show_seconds(rest_s)} after {last.id}{back}"
 
 
 def _ended_at(migration: Migration) -> Elapsed | None:
@@ -212,6 +241,11 @@ def _ended_at(migration: Migration) -> Elapsed | None:
             return at
         case _:
             return None
+
+
+def _went(migration: Migration) -> bool:
+    """It went from home to another region, or back."""
+    return migration.crosses and isinstance(migration.state, Done)
 
 
 def _between(migration: Migration, one: Proposal) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
+from shoal.coordinator.core.migration.budget import CAN_WAIT, REGION_MOST, Held, Hold, holds_at_home
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Alone,
@@ -20,12 +21,13 @@ from shoal.coordinator.core.migration.model import (
     Place,
     Planned,
     Preparing,
+    Proposal,
     Returning,
     RollingBack,
     Shifting,
     Sight,
 )
-from shoal.coordinator.core.migration.moves import WRONG
+from shoal.coordinator.core.migration.moves import WRONG, forbids
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.core.workloads.delivered import delivered
 from shoal.coordinator.core.workloads.model import Content, Course, Decision, Delegated, World
@@ -57,11 +59,15 @@ def crossed_of(migrations: Iterable[Migration]) -> frozenset[str]:
     }
 
 
-def begun(world: World, migrations: Collection[Migration], decision: Decision, now: Elapsed) -> Iterator[Migration]:
+def begun(
+    world: World, migrations: Collection[Migration], decision: Decision, now: Elapsed, wall: Wall
+) -> tuple[tuple[Migration, ...], tuple[Held, ...]]:
     """Moves that nobody asked for by name: a workload was given to another region while home serves it, or is to come
-    home from one that serves it."""
+    home from one that serves it; and what holds back those that could begin. A workload that is to leave waits for its
+    time before it is offered to anybody (`may_leave`)."""
     newest, intents = _newest(migrations), {intent.key: intent for intent in world.intents}
-    for key, away in world.delegated.items():
+    begins, held = list[Migration](), list[Held]()
+    for key, away in sorted(world.delegated.items()):
         intent, last = intents.get(key), newest.get(key)
         if intent is None or key.tenant == GUESTS or intent.session:
             continue  # a session's state goes to no other region
@@ -69,16 +75,43 @@ def begun(world: World, migrations: Collection[Migration], decision: Decision, n
             continue
         there = str(key) in world.memory.away
         source = next(_serving(key, decision.desired, world.fleet), None)
+        found: Proposal | None = None
         if away.wanted and not away.returns:
             if not there and source is not None:
                 node, one = source
                 place = Place(one.id, node, one.device, one.model, one.precision)
-                yield _move(away, intent, place, away.region, Cause.COST, "it is better elsewhere", len(migrations))
+                why = "it is better elsewhere" if _placed(decision, key) else "home has no place for all of it"
+                found = Proposal(key, place, Aim(region=away.region), Cause.COST, why)
         elif away.returns and away.ready and away.model in {model.digest for model in intent.models}:
             cause = Cause.FAILBACK if away.wanted else Cause.NOTICE
             if away.wanted or _placed(decision, key):
-                home = world.region.name
-                yield _move(away, intent, abroad(away), home, cause, away.returns, len(migrations))
+                found = Proposal(key, abroad(away), Aim(region=world.region.name), cause, away.returns)
+        if found is None:
+            continue
+        hold = holds_at_home(key, intent.migration, [*migrations, *begins], now, wall)
+        if hold is not None and (found.cause is Cause.FAILBACK or hold[0] is Hold.OTHERS):
+            held.append(Held(found, *hold))
+        else:
+            begins.append(_move(away, intent, found, last))
+    return tuple(begins), tuple(held)
+
+
+def queued(migration: Migration, migrations: Iterable[Migration]) -> Refusal | None:
+    """Why one that is planned does not look for its place yet: as many as may move between regions and can wait do."""
+    before = [each for each in migrations if each.crosses and not (each.is_over or isinstance(each.state, Planned))]
+    if migration.cause not in CAN_WAIT or sum(each.cause in CAN_WAIT for each in before) < REGION_MOST:
+        return None
+    return Refusal(Code.WAITING_FOR_TURN, f"{REGION_MOST} moves between regions are under way")
+
+
+def barred_of(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, frozenset[tuple[str, str]]]:
+    """Regions whose answers with a model, by digest, were wrong: they get the workload with it no more, until an
+    operator clears the model."""
+    found = dict[WorkloadKey, frozenset[tuple[str, str]]]()
+    for each in migrations:
+        if each.leaves_home and forbids(each) and each.target is not None:
+            found[each.workload] = found.get(each.workload, frozenset()) | {(each.target.region, each.target.model)}
+    return found
 
 
 def abroad(away: Delegated) -> Place:
@@ -161,12 +194,12 @@ def ends(migration: Migration, world: World) -> Refusal | None:
     return Refusal(Code.AGREEMENT_ENDED, f"{target.assignment} ends: {away.returns or 'it is broken'}")
 
 
-def refusal_of(migration: Migration, world: World) -> Refusal:
-    """Why it has no place yet."""
+def refusal_of(migration: Migration, turned: Mapping[WorkloadKey, Refusal]) -> Refusal:
+    """Why it has no place yet. turned: why the last trade of each workload came to nothing."""
     if not migration.leaves_home:
         return Refusal(Code.NO_CANDIDATE, "no place at home yet", "one for all its replicas")
-    turned = world.turned.get(migration.workload)
-    return turned or Refusal(Code.NO_BID, f"{migration.aim.region} has not answered yet", "an offer that fits")
+    unheard = Refusal(Code.NO_BID, f"{migration.aim.region} has not answered yet", "an offer that fits")
+    return turned.get(migration.workload) or unheard
 
 
 def _served(report: ServiceReport, way_s: Seconds) -> Served:
@@ -183,7 +216,9 @@ def _course(migration: Migration, now: Elapsed) -> Course | None:
     """Outwards all requests are home's at first, inwards the other region's."""
     found = _course_by_state(migration, now)
     there = migration.target if migration.leaves_home else migration.source
-    return replace(found, agreement=there.assignment) if found is not None and there is not None else found
+    if found is None:
+        return None
+    return replace(found, agreement=there.assignment if there is not None else "", over=migration.is_over)
 
 
 def _course_by_state(migration: Migration, now: Elapsed) -> Course | None:
@@ -205,6 +240,8 @@ def _course_by_state(migration: Migration, now: Elapsed) -> Course | None:
         case Aborted(refusal=refusal, at=at):
             late = not out or now >= at + migration.rule.cooldown_s
             return None if late else Course(region, 0.0, home=True, leaves=True, wrong=refusal.code in WRONG)
+        case Done() if out and migration.cause is Cause.OPERATOR:
+            return Course(region, 1.0, home=False, goes=True, stays=True)
         case Done(at=at) if not out and migration.cause is not Cause.NOTICE:
             rests = bool(migration.asked) or now < at + migration.rule.cooldown_s
             return Course(region, 0.0, home=True, rests=True, asked=migration.asked) if rests else None
@@ -222,13 +259,13 @@ def _stands_in_the_way(last: Migration, away: Delegated, now: Elapsed) -> bool:
     return last.target is not None and last.target.assignment == away.agreement and away.wanted and not away.returns
 
 
-def _move(
-    away: Delegated, intent: Intent, source: Place, to: str, cause: Cause, reason: str, known: int
-) -> Migration:  # fmt: skip
-    """known: how many there are, so that a second attempt is another one."""
-    named = "\0".join((away.agreement, to, str(known)))
+def _move(away: Delegated, intent: Intent, asked: Proposal, last: Migration | None) -> Migration:
+    """last: of the workload's moves between regions, so that a second attempt is another one."""
+    named = "\0".join((away.agreement, asked.aim.region, last.id if last is not None else ""))
     name = f"m-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
-    return Migration(name, intent.key, cause, "", source, Aim(region=to), intent.migration, UNDECIDED, reason=reason)
+    return Migration(
+        name, intent.key, asked.cause, "", asked.source, asked.aim, intent.migration, UNDECIDED, reason=asked.reason
+    )
 
 
 def _placed(decision: Decision, key: WorkloadKey) -> bool:

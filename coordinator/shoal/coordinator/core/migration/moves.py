@@ -18,6 +18,7 @@ from shoal.coordinator.core.migration.model import (
     Stage,
 )
 from shoal.coordinator.core.placement.model import Move, Trial
+from shoal.coordinator.core.workloads.model import Delegated
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.units import Elapsed
@@ -74,10 +75,12 @@ def blocked(
     desired: Mapping[str, tuple[Assignment, ...]],
     broken: Container[str],
     now: Elapsed,
+    delegated: Mapping[WorkloadKey, Delegated],
 ) -> Mapping[tuple[WorkloadKey, Trial], Refusal]:
     """Places that may not take over a workload's model, and why.
 
-    One that gave wrong answers: until its device is measured anew or `shoal model clear`. One for which nobody served,
+    One that gave wrong answers: until its device is measured anew or `shoal model clear`; measured by another region's,
+    as long as that one has the workload: then home has to do with what it has. One for which nobody served,
     and in vain: as long as the old replica is there and not `broken`, until a longer gap is allowed or an operator asks
     for it. Where something else went amiss: for the rule's `cooldown`, and only while the replica that it was to
     replace serves.
@@ -85,11 +88,12 @@ def blocked(
     allowed = {intent.key: intent.migration.allow_gap_s for intent in intents}
     found = dict[tuple[WorkloadKey, Trial], Refusal]()
     for each in migrations:
-        if each.crosses or each.target is None or each.cleared or not isinstance(each.state, Aborted):
+        if each.leaves_home or each.target is None or each.cleared or not isinstance(each.state, Aborted):
             continue
         code, trial = each.state.refusal.code, Trial(each.target.model, each.target.node, each.target.device)
         if forbids(each):
             stands, asked = not outlived(each, fleet), "a device that is measured anew"
+            stands = stands and (not each.crosses or _has(each.source.region, delegated.get(each.workload)))
         elif left_dark(each):
             stands = allowed.get(each.workload, 0.0) <= each.rule.allow_gap_s
             stands = stands and each.source.assignment not in broken and _is_there(each, fleet, desired)
@@ -117,9 +121,15 @@ def outlived(migration: Migration, fleet: Fleet) -> bool:
     """What its target is blamed for says nothing any more: the device was measured anew, or its node was removed."""
     if migration.target is None:
         return True
+    if migration.target.region:
+        return False  # what it measures is not seen from here
     state = fleet.nodes.get(migration.target.node)
     receipt = state.receipts.get(migration.target.device) if state is not None else None
     return state is None or (receipt is not None and receipt.measured_at != migration.target.receipt_at)
+
+
+def _has(region: str, delegated: Delegated | None) -> bool:
+    return delegated is not None and delegated.wanted and delegated.region == region
 
 
 def _serves(migration: Migration, fleet: Fleet, desired: Mapping[str, tuple[Assignment, ...]]) -> bool:

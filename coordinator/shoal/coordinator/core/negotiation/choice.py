@@ -29,7 +29,8 @@ class Terms:
     """By what answers are judged. asked: hash of what the documents ask (`asked_of`).
 
     own: figures of the best at home; None: it has no place there. way_s: there and back by region, where measured: a
-    region to which no way was measured keeps no bound on latency. trust: by region, 1 for who is not in it.
+    region to which no way was measured keeps no bound on latency. trust: by region, 1 for who is not in it. barred:
+    regions that gave wrong answers, each with the model's digest.
     """
 
     asked: str
@@ -41,6 +42,7 @@ class Terms:
     own: Figures | None = None
     way_s: Mapping[str, float] = field(default_factory=dict)
     trust: Mapping[str, float] = field(default_factory=dict)
+    barred: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,13 @@ def asked_of(intent: Intent) -> str:
     return hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()
 
 
-def terms_for(intent: Intent, own: Figures | None, way_s: Mapping[str, float], trust: Mapping[str, float]) -> Terms:
+def terms_for(
+    intent: Intent,
+    own: Figures | None,
+    way_s: Mapping[str, float],
+    trust: Mapping[str, float],
+    barred: frozenset[tuple[str, str]] = frozenset(),
+) -> Terms:
     """As the workload's documents are now."""
     return Terms(
         asked=asked_of(intent),
@@ -83,6 +91,7 @@ def terms_for(intent: Intent, own: Figures | None, way_s: Mapping[str, float], t
         own=own,
         way_s=way_s,
         trust=trust,
+        barred=barred,
     )
 
 
@@ -176,6 +185,11 @@ def misses(offer: Offer, require: Requirements, limits: Limits, terms: Terms) ->
 def _excluded(offer: Offer, terms: Terms, since_s: float, *, indicative: bool) -> Refusal | None:
     if not may_delegate(terms.delegation, offer.region):
         return Refusal(Code.TRADE_DENIED, f"region {offer.region}", f"one of {', '.join(terms.delegation.to)}")
+    if (offer.region, offer.model) in terms.barred:
+        return Refusal(
+            Code.MOVE_BLOCKED, f"{offer.region} answered otherwise than home", "another region or model",
+            "`shoal model clear` lets it be tried again",
+        )  # fmt: skip
     if offer.is_counter:
         return misses(offer, terms.require, terms.limits, terms) or Refusal(
             Code.NO_BID, f"only with {', '.join(offer.changes)}", "all as asked"

@@ -203,7 +203,7 @@ def unmoved(solver: Solver, move: Move) -> Refusal:
         found = f"its standby is on {spare.node}/{spare.assignment.device}"
         return Refusal(Code.CONFLICT, found, "another node or device", "aim elsewhere, or apply it without `standby`")
     if not aimed:
-        where = "/".join(filter(None, (move.aim.node, move.aim.device))) or "another device"
+        where = move.aim.where or "another device"
         return Refusal(Code.NO_CANDIDATE, f"nothing to place it on at {where}", "a device that can run it")
     closest = min(aimed, key=lambda found: (distance(tuple(fault.give for fault in found)), str(found[0].refusal)))
     return _with_remedy(closest[0], level)

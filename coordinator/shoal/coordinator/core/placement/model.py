@@ -116,6 +116,11 @@ class Aim:
             raise refuse(Code.FIELD_INVALID, f"target {text!r:.80}", "NODE or NODE/DEVICE", "see `shoal get devices`")
         return cls(node, device)
 
+    @property
+    def where(self) -> str:
+        """Empty: anywhere."""
+        return self.region or "/".join(filter(None, (self.node, self.device)))
+
     def allows(self, node: str, device: str, model: str) -> bool:
         return self.node in ("", node) and self.device in ("", device) and self.model in ("", model)
 

@@ -47,12 +47,12 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
     elsewhere = frozenset(key for key in inputs.elsewhere if settled.away(key))
     outcome = reconcile(
         plan, desired, world.fleet, world.profiles, inputs.broken, memory, now, wall, elsewhere,
-        Moving(world.moves, {intent.key: intent.migration.max_concurrent for intent in world.intents}),
+        Moving(world.moves, {intent.key: _at_once(world, intent) for intent in world.intents}),
     )  # fmt: skip
     courses = {key: course for key in world.delegated if (course := _course_of(world, key)) is not None}
     shares, abroad = shares_of(world.moves), {key: each.share for key, each in courses.items()}
     here = served_here(world.delegated, outcome.desired, world.fleet, memory.tables, shares)
-    unshown = {intent.key for intent in world.intents if not intent.session and str(intent.key) not in memory.away}
+    unshown = _unshown(world)
     delegated = {
         key: each
         for key, each in world.delegated.items()
@@ -62,7 +62,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
             courses.get(key),
             here=key in here,
             back=settled.back(key),
-            shown=key not in unshown or each.agreement in world.crossed,
+            shown=key not in unshown,
         )
     }
     tables_now = tables(plan, outcome.desired, world.fleet, memory.tables, delegated, shares, abroad)
@@ -106,6 +106,7 @@ def decide(world: World, now: Elapsed, wall: Wall) -> Decision:
 def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
     """What placement looks at, for `decide` and for `plan` and `explain` (with `place(inputs)`)."""
     desired = {node: content.assignments for node, content in world.desired.items()}
+    awaited = {key for key in _unshown(world) if _is_served(world.memory.tables.get(str(key)))}
     return Inputs(
         region=world.region,
         fleet=world.fleet,
@@ -132,7 +133,7 @@ def inputs_of(world: World, now: Elapsed, wall: Wall) -> Inputs:
         elsewhere=frozenset(
             key
             for key, each in world.delegated.items()
-            if each.wanted and _serves(key, each) and not _is_home(_course_of(world, key))
+            if each.wanted and _serves(key, each) and key not in awaited and not _is_home(_course_of(world, key))
         ),
         reserved=world.reserved,
         moves=world.moves,
@@ -152,6 +153,26 @@ def timing(intents: tuple[Intent, ...]) -> Timing:
 def _serves(key: WorkloadKey, delegated: Delegated) -> bool:
     """What runs here for another region goes to no third."""
     return delegated.ready and bool(delegated.gateways) and key.tenant != GUESTS
+
+
+def _unshown(world: World) -> frozenset[WorkloadKey]:
+    """Workloads that another region is to run and has not run yet: a move begins that."""
+    sessions = {intent.key for intent in world.intents if intent.session}
+    return frozenset(
+        key
+        for key, each in world.delegated.items()
+        if not (key in sessions or str(key) in world.memory.away or each.agreement in world.crossed)
+    )
+
+
+def _is_served(table: Table | None) -> bool:
+    return table is not None and at_home(table.endpoints) > 0
+
+
+def _at_once(world: World, intent: Intent) -> int:
+    """How many of its replicas may move: none while it moves as a whole."""
+    course = world.courses.get(intent.key)
+    return intent.migration.max_concurrent if course is None or course.over else 0
 
 
 def _is_home(course: Course | None) -> bool:

@@ -163,7 +163,7 @@ class Course:
     here. goes: there, not home. leaves: the agreement is to be given up. stays: there is no way back from there but
     another move. agreement: says nothing of any other; empty until there is one. wrong: its answers are: it gets no
     request, even where home has nobody. rests: it came home lately, and leaves again only where it must; asked: as long
-    as its documents ask for this, however long ago; empty: whatever they ask for."""
+    as its documents ask for this, however long ago; empty: whatever they ask for. over: its move is."""
 
     region: str
     share: float
@@ -175,6 +175,7 @@ class Course:
     wrong: bool = False
     rests: bool = False
     asked: str = ""
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ Held = tuple[str, Assignment]
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """moves: those under way, or that wait for a place. most: by workload, replicas that move at once."""
+    """moves: those under way, or that wait for a place. most: by workload, replicas that move at once; 0: it crosses to
+    another region or home."""
 
     moves: tuple[Move, ...] = ()
     most: Mapping[WorkloadKey, int] = field(default_factory=dict)

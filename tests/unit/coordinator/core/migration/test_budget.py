@@ -165,6 +165,19 @@ def test_so_many_of_a_region_move_at_once_and_the_others_have_their_turn(data: s
     assert {each.workload for each in plain.moves} == set(plain.keys)
 
 
+def test_moves_between_regions_take_no_turn_from_those_inside() -> None:
+    plain = Plain(workloads=REGION_MOST + 1)
+    for key in plain.keys[1:]:
+        place = replace(plain.at[key], assignment=f"g-{key.name}", node="", region="us-east")
+        state = Planned(Elapsed(0.0), Elapsed(HOUR_S))
+        crossing = Migration(f"x-{key.name}", key, Cause.FAILBACK, "", place, Aim(region="eu-west"), RULE, state)
+        plain.migrations[crossing.id] = replace(crossing, story=(Entered(Stage.PLANNED, Wall(START)),))
+    for _ in range(4):
+        plain.look(plain.keys[0])
+    assert sum(each.crosses and not each.is_over for each in plain.moves) == REGION_MOST
+    assert [each.workload for each in plain.moves if not each.crosses] == [plain.keys[0]]
+
+
 def test_what_has_a_deadline_waits_for_nothing_but_its_own_workload() -> None:
     plain = Plain()
     (key,) = plain.keys
