@@ -1971,11 +1971,14 @@ class MoveCame(_message.Message):
     OVER_S_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    FETCH_BYTES_FIELD_NUMBER: _builtins.int
     gain: _builtins.float
     seconds: _builtins.float
     over_s: _builtins.float
     requests: _builtins.int
     errors: _builtins.int
+    fetch_bytes: _builtins.int
+    """absent where it was not counted"""
     @_builtins.property
     def after(self) -> Global___ReplicaService: ...
     def __init__(
@@ -1987,12 +1990,15 @@ class MoveCame(_message.Message):
         over_s: _builtins.float = ...,
         requests: _builtins.int = ...,
         errors: _builtins.int = ...,
+        fetch_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fetch_bytes", b"_fetch_bytes", "after", b"after", "fetch_bytes", b"fetch_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "errors", b"errors", "gain", b"gain", "over_s", b"over_s", "requests", b"requests", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fetch_bytes", b"_fetch_bytes", "after", b"after", "errors", b"errors", "fetch_bytes", b"fetch_bytes", "gain", b"gain", "over_s", b"over_s", "requests", b"requests", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__fetch_bytes: _TypeAlias = _typing.Literal["fetch_bytes"]  # noqa: Y015
+    _WhichOneofArgType__fetch_bytes: _TypeAlias = _typing.Literal["_fetch_bytes", b"_fetch_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fetch_bytes) -> _WhichOneofReturnType__fetch_bytes | None: ...
 
 Global___MoveCame: _TypeAlias = MoveCame  # noqa: Y015
 

@@ -1,12 +1,17 @@
-"""A workload that moves to another region and home again, live, under load. Longer than the default run."""
+"""A workload that moves to another region and home again, live, under load, whatever is killed on the way. Longer than
+the default run."""
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from harness.report import record
 from harness.stack import PATIENCE_S, Load, Stack, documents, policy, region, workload
-from harness.trades import HOME, NEAR, delegated
+from harness.trades import HOME, NEAR, agreements, delegated, wait_whole
 from harness.wait import wait_until
+from shoal.types.codes import ShoalError
 from shoal.v1 import operator_pb2
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
@@ -14,6 +19,23 @@ pytestmark = [pytest.mark.long, pytest.mark.alone]
 NAME = "travels"
 MAY_GO = "  federation: {delegate: when-infeasible}\n"
 AS_HELD = "  migration: {shift: {steps: [25%, 50%, 100%], hold: 1s}}\n"
+
+ORDER = (
+    "planned",
+    "reserved",
+    "staging",
+    "warming",
+    "verifying",
+    "shifting",
+    "draining",
+    "done",
+    "rolling_back",
+    "aborted",
+)
+CELLS = product(("verifying", "shifting", "draining"), ("gateway", "coordinator", "delegate"))
+ENDS_S = 240.0
+"""All deadlines of its states together, with room for a busy machine."""
+INSIST_S = 120.0
 
 
 def moved(stack: Stack, to: str) -> operator_pb2.MigrationView:
@@ -84,3 +106,85 @@ def test_there_and_back_by_hand_under_load(tmp_path: Path) -> None:
         print(verdict)  # sent, lost, the slowest: what the guide tells
         with stack.api() as api:
             assert not [row for row in api.get("agreements").agreements if row.state == "active"]
+
+
+# -- killed on the way -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two regions of an agent each, and their federation."""
+    with region(tmp_path_factory.mktemp("pair"), 1, regions=2, federation=1) as stack:
+        yield stack
+
+
+@pytest.fixture
+def leaving(pair: Stack) -> Iterator[Stack]:
+    """With a workload that home serves; both regions are whole again when it is gone."""
+    pair.apply(documents(policy(NAME, MAY_GO + AS_HELD), workload(NAME, "relu", NAME)))
+    pair.serves(NAME)
+    yield pair
+    for member in ("gateway", "coordinator", pair.info.stack.of(NEAR).agents[0].name):
+        pair.control.hurt(member, "resume")
+    wait_until(lambda: _stage(pair, "") is not None, PATIENCE_S, "home's coordinator to answer")
+    wait_until(pair.all_heard, PATIENCE_S, "every node to be heard")
+    pair.forget(NAME)
+    wait_until(lambda: not _left(pair), 2 * PATIENCE_S, "nothing of it to be left in either region", every_s=0.5)
+    wait_until(lambda: not pair.doctor(), PATIENCE_S, "home to be whole", every_s=0.5)
+    wait_whole(pair)
+
+
+@pytest.mark.parametrize(("state", "victim"), CELLS)
+def test_f05_killed_on_the_way_to_another_region(leaving: Stack, state: str, victim: str) -> None:
+    """Home's gateway, its coordinator, or all that the other region runs it with: the move ends, and whoever asks again
+    is answered. When a state is shorter than a look at it, the blow falls in the next."""
+    stack = leaving
+    (home,), (near,) = (stack.info.stack.of(name).agents for name in (HOME, NEAR))
+    who = near.name if victim == "delegate" else victim
+    load = Load(
+        stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, others=(stack.port(home.name, "grpc"),),
+        insist_s=INSIST_S,
+    )  # fmt: skip
+    with load:
+        with stack.api() as api:
+            begun = api.migrate("default", NAME, NEAR, "")
+        wait_until(
+            lambda: ORDER.index(_stage(stack, begun.id) or "planned") >= ORDER.index(state), ENDS_S, state, every_s=0.02
+        )
+        at = _stage(stack, begun.id)
+        assert at in ORDER[:-2], "it comes to nothing by itself"
+        struck = stack.kill(who)
+        if at in ("verifying", "shifting"):
+            load.wait_for(10)  # home serves; while it drains, the other region alone does
+        stack.control.hurt(who, "resume")
+        hurt = load.now()
+        wait_until(lambda: _stage(stack, begun.id) in ("done", "aborted"), ENDS_S, f"an end, {victim} killed at {at}")
+        ended_s = load.now() - hurt
+        load.wait_for(20)
+    with stack.api() as api:
+        (ended,) = api.get("migrations", begun.id).migrations
+    code = ended.reason.code if ended.stage == "aborted" else ""
+    assert ended.stage == "done" or code, ended
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), f"{verdict}, {ended}"
+    record(
+        "F05", "P", 1, between="regions", state=at, victim=victim, struck=len(struck), ended_s=round(ended_s, 1),
+        ended=f"{ended.stage} {code}".strip(), sent=verdict.sent, lost=0, asked_again=len(load.broken),
+        slowest_s=round(verdict.slowest_s, 3),
+    )  # fmt: skip
+
+
+def _stage(stack: Stack, migration: str) -> str | None:
+    """None while no coordinator answers. Of no migration: empty."""
+    try:
+        with stack.api() as api:
+            return next((one.stage for one in api.get("migrations").migrations if one.id == migration), "")
+    except ShoalError:
+        return None
+
+
+def _left(stack: Stack) -> list[str]:
+    """What either region still has of the workload."""
+    with stack.api(NEAR) as api:
+        guests = [row.assignment.id for row in api.get("placements").placements]
+    return [*(one.agreement for one in agreements(stack, NAME)), *guests]

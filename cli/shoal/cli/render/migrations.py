@@ -61,20 +61,26 @@ def _show_expected(migration: operator_pb2.MigrationView) -> None:
         errors = f", {came.errors} failed" if came.errors else ""
         counted = f"{came.requests} requests in {show_seconds(came.over_s)}{errors}"
         better = f"{came.gain:.0%} better, " if came.requests else ""
-        line(f"came: {better}{show_seconds(came.seconds)}; {counted}")
+        fetched = f", {show_bytes(came.fetch_bytes)} fetched" if came.HasField("fetch_bytes") else ""
+        line(f"came: {better}{show_seconds(came.seconds)}{fetched}; {counted}")
     known = [expected.before, expected.after, *([came.after] if came is not None else [])]
     table(
         ["", "BEFORE", "EXPECTED", *(["CAME"] if came is not None else [])],
         [
             [name, *(_figure(getattr(one, field), show_one) for one in known)]
             for name, field, show_one in (
-                ("p95 at the worker", "latency_p95_s", show_seconds),
+                (_p95_of(migration), "latency_p95_s", show_seconds),
                 ("energy/inference", "joules", show_joules),
                 ("cost", "cost_usd_per_h", show_usd_per_hour),
                 ("carbon", "carbon_g_per_h", lambda value: f"{value:.3g} gCO2/h"),
             )
         ],
     )
+
+
+def _p95_of(migration: operator_pb2.MigrationView) -> str:
+    between = migration.source.region or migration.target.region
+    return "p95, with the way" if between else "p95 at the worker"
 
 
 def _figure(value: float, show_one: Callable[[float], str]) -> str:

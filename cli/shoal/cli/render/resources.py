@@ -147,6 +147,13 @@ def _before_and_after(row: operator_pb2.MigrationView, figure: str, show_one: Ca
     return " -> ".join(show_one(value) if math.isfinite(value := getattr(one, figure)) else "?" for one in known)
 
 
+def _fetched(row: operator_pb2.MigrationView) -> str:
+    """Expected, and come where that was counted."""
+    known = [row.expected.fetch_bytes] if row.HasField("expected") else []
+    known += [row.came.fetch_bytes] if row.came.HasField("fetch_bytes") else []
+    return " -> ".join(map(show_bytes, known)) or "-"
+
+
 def _shape(dims: Sequence[int]) -> str:
     return "x".join("?" if dim < 0 else str(dim) for dim in dims) or "scalar"
 
@@ -347,6 +354,7 @@ _COLUMNS["migrations"] = (
     ("REASON", lambda row: reason(row.reason)),
     ("+P95", lambda row: _before_and_after(row, "latency_p95_s", show_seconds)),
     ("+ENERGY", lambda row: _before_and_after(row, "joules", show_joules)),
+    ("+FETCHED", lambda row: _fetched(row)),
     ("+TOOK", lambda row: show_seconds(row.came.seconds) if row.HasField("came") else "-"),
     ("+WHY", lambda row: row.why or "-"),
     ("+BEGAN", lambda row: when(row.stages[0].at)),

@@ -27,11 +27,12 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
         self._audit = audit
 
     async def Fetch(self, request: artifacts_pb2.FetchRequest, context: Any) -> AsyncIterator[artifacts_pb2.FetchChunk]:
-        if not may_fetch(self._region, identity_of_context(context), request.digest):
+        caller = identity_of_context(context)
+        if not may_fetch(self._region, caller, request.digest):
             raise ShoalError(unknown_model(request.digest))
         size, chunks = await self._region.models.fetch(request.digest, request.offset)
         yield artifacts_pb2.FetchChunk(size=size)
-        async for data in chunks:
+        async for data in self._region.workloads.fetches.counted(caller.name, request.digest, chunks):
             for start in range(0, len(data), CHUNK_BYTES):
                 yield artifacts_pb2.FetchChunk(size=size, data=data[start : start + CHUNK_BYTES])
 

@@ -142,6 +142,7 @@ def _came(came: Came) -> operator_pb2.MoveCame:
         over_s=came.over_s,
         requests=came.requests,
         errors=came.errors,
+        fetch_bytes=came.fetch_bytes,
     )
 
 

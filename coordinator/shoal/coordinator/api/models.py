@@ -99,7 +99,7 @@ class ModelServer:
         answer.content_type = "application/octet-stream"
         try:
             await answer.prepare(request)
-            async for data in chunks:
+            async for data in self._region.workloads.fetches.counted(identity.name, digest, chunks):
                 async with asyncio.timeout(STALL_S):
                     await answer.write(data)
         except (TimeoutError, ConnectionError) as error:

@@ -793,7 +793,8 @@ def _delegated(
         way = Seconds(round(way_s.get(deal.region, 0.0), 3))  # every change of it is a step of the region
         return Delegated(
             deal.agreement, deal.region, deal.gateways, ready=ready, wanted=wanted, model=deal.offer.model,
-            precision=deal.offer.precision, returns=ends.get(deal.agreement, returns), way_s=way,
+            precision=deal.offer.precision, returns=ends.get(deal.agreement, returns), way_s=way, bid=deal.offer,
+            joules=deal.joules,
         )  # fmt: skip
 
     serving = [deal for deal in trade.serving(state, now) if intent is None or _may_go(intent, deal.offer)]

@@ -24,6 +24,7 @@ from shoal.coordinator.controllers.catalog import (
 )
 from shoal.coordinator.controllers.enrolment import CREDENTIALS
 from shoal.coordinator.controllers.events import Event
+from shoal.coordinator.controllers.fetches import Fetches
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.memory import StoredMemory
 from shoal.coordinator.controllers.migrations import Migrations, verdict_digest
@@ -33,10 +34,11 @@ from shoal.coordinator.core.fleet.updates import retimed
 from shoal.coordinator.core.migration.advance import Advanced, advance, moving, view
 from shoal.coordinator.core.migration.budget import Held, holds_at_home
 from shoal.coordinator.core.migration.crossing import courses_of
-from shoal.coordinator.core.migration.model import Aborted, Migration
+from shoal.coordinator.core.migration.model import Aborted, Cause, Migration, Place
+from shoal.coordinator.core.migration.model import Proposal as MoveProposal
 from shoal.coordinator.core.migration.triggers.view import LOOK_S
 from shoal.coordinator.core.migration.unmoved import unmoved
-from shoal.coordinator.core.placement.model import Inputs, Plan, Reservation, Signatures, Slot, WorkloadPlan
+from shoal.coordinator.core.placement.model import Aim, Inputs, Plan, Reservation, Signatures, Slot, WorkloadPlan
 from shoal.coordinator.core.placement.place import place
 from shoal.coordinator.core.signals.model import Signal, SignalName
 from shoal.coordinator.core.workloads.decide import inputs_of, timing
@@ -52,7 +54,7 @@ from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Role
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
-from shoal.types.workload import Intent, WorkloadKey
+from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 from shoal.wire.identity import uri_of
 
 DESIRED: Final = "desired/"
@@ -125,6 +127,7 @@ class WorkloadsController:
         self.peers: tuple[PeerTrust, ...] = ()
         self.promises: tuple[Promise, ...] = ()
         self.migrations = Migrations()
+        self.fetches = Fetches(clock)
         self.waits: tuple[Wait, ...] = ()
         self.held: tuple[Held, ...] = ()
         """What speaks for moves that do not begin, by the last look."""
@@ -472,9 +475,24 @@ class WorkloadsController:
         return plan
 
     def unmoved(self, key: WorkloadKey) -> tuple[Held, ...]:
-        """Why the workload's replicas stay where they are."""
+        """Why the workload's replicas stay where they are, and the workload at home."""
         now, wall = self._clock.now(), self._clock.wall()
-        return unmoved(view(self._world(self.catalog), self.migrations.all, now, wall, key), self.held, key)
+        found = unmoved(view(self._world(self.catalog), self.migrations.all, now, wall, key), self.held, key)
+        return (*found, *self._held_at_home(key))
+
+    def _held_at_home(self, key: WorkloadKey) -> tuple[Held, ...]:
+        """What keeps it from being offered to other regions, where its policy gives it to any that is better."""
+        intent = next((intent for intent in self.intents if intent.key == key), None)
+        held = [(node, one) for node, each in self.desired.items() for one in each.assignments if one.workload == key]
+        better = intent is not None and intent.delegation.mode is DelegationMode.WHEN_BETTER
+        if intent is None or not better or not held or key in self.delegated:
+            return ()
+        now, wall = self._clock.now(), self._clock.wall()
+        found = holds_at_home(key, intent.migration, self.migrations.all.values(), now, wall)
+        node, one = held[0]
+        place = Place(one.id, node, one.device, one.model, one.precision)
+        asked = MoveProposal(key, place, Aim(), Cause.COST, "to another region that is better")
+        return (Held(asked, *found),) if found is not None else ()
 
     async def _apply(
         self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], plan_hash: str, actor: str, *, back: bool
@@ -544,6 +562,8 @@ class WorkloadsController:
             rtt_s=catalog.rtt_s,
             peers=self.peers,
             turned=self.turned,
+            fetched=self.fetches.all,
+            counted_since=self.fetches.since,
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:

@@ -125,7 +125,10 @@ class Trading:
             assert bids is not None, "started"
             guard = Authorisation(self._name, self._clock, self._meter, self._audit, roots_of=self.roots_of)
             server = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
-            service = PeerService(self._name, bids, self._blobs, self.signer, self.membership.roots_of, self._clock)
+            service = PeerService(
+                self._name, bids, self._blobs, self.signer, self.membership.roots_of, self._clock,
+                self._region.workloads.fetches,
+            )  # fmt: skip
             federation_pb2_grpc.add_PeerServicer_to_server(service, server)
             credentials = self._identity.credentials(client_certificates=True, others=self._others)
             self._listens = listen(server, self._listens, credentials)

@@ -7,6 +7,7 @@ what the origin signed.
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+from shoal.coordinator.controllers.fetches import Fetches
 from shoal.coordinator.ports import Blobs, Clock, Heard, PeerEvents
 from shoal.types.agreement import Award, Notice, Release, Renewal
 from shoal.types.device import Role
@@ -30,6 +31,7 @@ class PeerService(federation_pb2_grpc.PeerServicer):
         signer: Callable[[], said.Signer],
         roots_of: said.RootsOf,
         clock: Clock,
+        fetches: Fetches,
     ) -> None:
         self._region = region
         self._events = events
@@ -37,6 +39,7 @@ class PeerService(federation_pb2_grpc.PeerServicer):
         self._signer = signer
         self._roots_of = roots_of
         self._clock = clock
+        self._fetches = fetches
 
     async def Bid(self, request: federation_pb2.Said, context: Any) -> federation_pb2.Said:
         asked = self._hear(request, Solicitation, context, to=said.ANYONE)
@@ -67,7 +70,8 @@ class PeerService(federation_pb2_grpc.PeerServicer):
     async def Fetch(self, request: federation_pb2.PeerFetch, context: Any) -> AsyncIterator[federation_pb2.PeerChunk]:
         region = identity_of_context(context).region
         await self._events.lend(region, request.agreement[:80], request.digest[:80])
-        async for data in self._blobs.read(request.digest, max(0, request.offset)):
+        chunks = self._blobs.read(request.digest, max(0, request.offset))
+        async for data in self._fetches.counted(request.agreement, request.digest, chunks):
             for start in range(0, len(data), CHUNK_BYTES):
                 yield federation_pb2.PeerChunk(data=data[start : start + CHUNK_BYTES])
 

@@ -14,7 +14,7 @@ from shoal.coordinator.core.migration.machine import planned
 from shoal.coordinator.core.migration.model import Cause, Migration, Place, Planned
 from shoal.coordinator.core.placement.model import Aim, Inputs, RegionFacts, Slot
 from shoal.coordinator.core.workloads.invariants import Snapshot, check
-from shoal.coordinator.core.workloads.model import Content, Decision, Delegated, Happened, Memory, World
+from shoal.coordinator.core.workloads.model import Content, Decision, Delegated, Fetched, Happened, Memory, World
 from shoal.types.assignment import Assignment, Measured, Observed, PeerTrust, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
@@ -352,6 +352,7 @@ class Region:
         self.peers: tuple[PeerTrust, ...] = ()
         self.migrations: dict[str, Migration] = {}
         self.facts = RegionFacts("eu-west", "eu")
+        self.fetched: tuple[Fetched, ...] = ()
         self.sensors: dict[str, Callable[[Reading], Reading]] = {}
         self.now = 0.0
         self.events: list[Happened] = []
@@ -429,6 +430,8 @@ class Region:
             quotas=self.quotas,
             delegated=self.delegated,
             peers=self.peers,
+            fetched=self.fetched,
+            counted_since=Wall(START),
         )
 
     def migrate(self, to: str, name: str = "ocr", *, at: str = "", **rule: Any) -> str:

@@ -1,16 +1,19 @@
 """Live moves of a whole workload to another region and home, as the region's steps make them."""
 
+import math
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import DIGEST, SMALL, START, Region, intent, node
+from unit.coordinator.core.region import DIGEST, SMALL, START, Region, intent, node, profile
 
+from harness.offers import offer
 from shoal.coordinator.core.migration.advance import advance, moving, view
 from shoal.coordinator.core.migration.budget import REGION_MOST, Hold
 from shoal.coordinator.core.migration.crossing import barred_of, courses_of, queued
+from shoal.coordinator.core.migration.expected import fetched_for
 from shoal.coordinator.core.migration.machine import cancelled
 from shoal.coordinator.core.migration.model import (
     Aborted,
@@ -23,15 +26,16 @@ from shoal.coordinator.core.migration.model import (
     RollingBack,
     Shifting,
 )
-from shoal.coordinator.core.workloads.model import Course, Delegated
+from shoal.coordinator.core.placement.model import Slot
+from shoal.coordinator.core.workloads.model import Course, Delegated, Fetched
 from shoal.types.agreement import GatewayRef
-from shoal.types.assignment import Phase
+from shoal.types.assignment import Crossing, Phase, Served
 from shoal.types.codes import Code
-from shoal.types.device import Role
+from shoal.types.device import EnergySource, Role
 from shoal.types.migration import Window
 from shoal.types.route import Endpoint, EndpointState
-from shoal.types.units import Elapsed, Wall
-from shoal.types.workload import ModelRef, Standby, WorkloadKey
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds, UsdPerHour, Wall
+from shoal.types.workload import ModelRef, Standby, Weights, WorkloadKey
 
 KEY = WorkloadKey("shop", "ocr")
 AWAY = Delegated(
@@ -539,6 +543,92 @@ def test_what_an_operator_moved_stays_there_however_short_its_drain(region: Regi
     assert way is not None
     assert (way.stays, way.agreement, way.over) == (True, "g-1", True)
     assert shares(region, "gw") == (0.0, 1.0)
+
+
+# -- what it is begun for, and what came -------------------------------------------------------------------------------
+
+BID = offer("us-east", 0.01, 0.5, model=DIGEST, joules=Joules(0.2), cached=False, load_s=Seconds(4.0))
+
+
+def counted(region: Region, agreement: str, requests: int, p95_s: float) -> None:
+    """By home's gateway."""
+    crossing = Crossing(agreement, "us-east", requests, 0, Seconds(p95_s))
+    state = region.fleet.nodes["gw"]
+    known = replace(state, crossings={**state.crossings, agreement: crossing})
+    region.fleet = replace(region.fleet, nodes={**region.fleet.nodes, "gw": known})
+
+
+def test_out_it_says_what_is_expected_and_what_came(region: Region) -> None:
+    region.costs = {Slot("a", "cpu0"): UsdPerHour(1.0), Slot("b", "cpu0"): UsdPerHour(1.0)}
+    region.intents = (replace(region.intents[0], weights=Weights(0.0, 1.0, 0.0)),)
+    away = replace(AWAY, bid=BID, way_s=Seconds(0.005))
+    region.delegated = {KEY: replace(away, ready=False)}
+    region.run(3)
+    hoped = the_one(region).expected
+    assert hoped is not None
+    assert (hoped.before.cost, hoped.after.cost, hoped.gain) == (1.0, 0.5, 0.5)
+    assert (hoped.after.latency_p95_s, hoped.after.joules) == (pytest.approx(0.015), 0.2)
+    assert math.isfinite(hoped.before.latency_p95_s)
+    assert hoped.fetch_bytes == profile().size_bytes
+    assert hoped.seconds > 4.0 + 2 * 2.0
+    region.fetched = (
+        Fetched("g-1", DIGEST, Wall(START + region.now), Bytes(7)),
+        Fetched("g-1", DIGEST, Wall(START), Bytes(100)),
+        Fetched("a", DIGEST, Wall(START + region.now), Bytes(100)),
+    )
+    region.delegated = {KEY: away}
+    counted(region, "g-1", 100, 0.02)
+    region.run(25)
+    assert the_one(region).stage == "done"
+    counted(region, "g-1", 300, 0.03)
+    region.delegated = {KEY: replace(away, joules=0.4)}
+    region.run(40)
+    brought = the_one(region).came
+    assert brought is not None
+    assert (brought.requests, brought.errors, brought.fetch_bytes) == (200, 0, 7)
+    assert (brought.after.latency_p95_s, brought.after.joules, brought.gain) == (pytest.approx(0.03), 0.4, 0.5)
+    assert "MIGRATION_BROUGHT" in {event.code for event in region.events}
+
+
+def test_home_it_says_what_is_expected_and_what_came(region: Region) -> None:
+    region.costs = {Slot("a", "cpu0"): UsdPerHour(1.0), Slot("b", "cpu0"): UsdPerHour(1.0)}
+    region.intents = (replace(region.intents[0], weights=Weights(0.0, 1.0, 0.0)),)
+    at_the_other(region)
+    away = replace(AWAY, bid=replace(BID, cost=UsdPerHour(4.0)), way_s=Seconds(0.005))
+    region.delegated = {KEY: replace(away, returns="home is better")}
+    until_begun(region)
+    until(region, Draining)
+    one = the_one(region)
+    assert one.expected is not None
+    assert one.target is not None
+    assert (one.expected.before.cost, one.expected.after.cost, one.expected.gain) == (4.0, 1.0, 0.75)
+    assert one.expected.fetch_bytes == profile().size_bytes
+    counted(region, "g-1/home", 60, 0.5)
+    region.agents[one.target.node].served = _served(100)
+    region.step()
+    region.delegated = {}
+    region.run(1)
+    assert the_one(region).stage == "done"
+    region.agents[one.target.node].served = _served(400)
+    region.run(40)
+    brought = the_one(region).came
+    assert brought is not None
+    assert (brought.requests, brought.fetch_bytes) == (300, 0)
+    assert (brought.after.latency_p95_s, brought.after.joules) == (0.02, pytest.approx(0.5))
+    assert brought.gain == pytest.approx(0.75)
+
+
+def _served(requests: int) -> tuple[Served, ...]:
+    return (
+        Served("", requests, 0, Seconds(0.01), Seconds(0.02), Joules(0.5 * requests), EnergySource.ESTIMATED),
+    )  # fmt: skip
+
+
+def test_what_was_not_counted_from_the_beginning_is_not_known(region: Region) -> None:
+    begun = outward(region)
+    world = replace(region.world(), counted_since=Wall(begun.story[0].at + 1))
+    assert fetched_for(world, begun) is None
+    assert fetched_for(region.world(), begun) == 0
 
 
 Fault = Literal["breaks", "notice", "silent", "restart", "source", "gateway", "nothing"]

@@ -7,7 +7,14 @@ from functools import cache
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration import crossing, machine
 from shoal.coordinator.core.migration.budget import Allotted, Held, allot
-from shoal.coordinator.core.migration.expected import came, expected_between, is_settled
+from shoal.coordinator.core.migration.expected import (
+    came,
+    came_abroad,
+    expected_abroad,
+    expected_between,
+    fetched_for,
+    is_settled,
+)
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Alone,
@@ -116,7 +123,7 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
             hoped = expected_between(scope(), holding()[known.workload], known.source, target)
             known = replace(known, expected=hoped)
         note(*machine.placed(known, target, now, wall, limits, gap=replaced.target.staged))
-    for settled, brought in _settled(migrations, world.fleet, scope, holding, now):
+    for settled, brought in _settled(migrations, world, scope, holding, now, wall):
         note(replace(settled, came=brought), (_brought(settled, brought),))
     begins, at_home = crossing.begun(world, migrations.values(), decision, now, wall)
     for each in begins:
@@ -125,6 +132,10 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
         found = crossing.target_of(each, world, decision)
         if found is not None and crossing.queued(each, {**migrations, **changed}.values()) is None:
             place = found if isinstance(found, Place) else _place(world.fleet, *found)
+            away, intent = world.delegated.get(each.workload), holding().get(each.workload)
+            if away is not None and intent is not None:
+                home = crossing.replicas_of(each.workload, decision)
+                each = replace(each, expected=expected_abroad(scope(), intent, each, home, away))
             note(*machine.placed(each, place, now, wall, limits))
     assigned = frozenset(one.id for each in _assignments(decision).values() for one in each)
     failing = broken(decision.memory, world.fleet, _assignments(decision), now)
@@ -178,19 +189,27 @@ def _looked(
 
 
 def _settled(
-    migrations: Migrations, fleet: Fleet, scope: Callable[[], Scope],
-    holding: Callable[[], Mapping[WorkloadKey, Intent]], now: Elapsed,
+    migrations: Migrations, world: World, scope: Callable[[], Scope],
+    holding: Callable[[], Mapping[WorkloadKey, Intent]], now: Elapsed, wall: Wall,
 ) -> Iterator[tuple[Migration, Came]]:  # fmt: skip
     """Moves of which it can be said now what they brought."""
     for name in sorted(migrations):
         each = migrations[name]
-        known = each.crosses or each.came is not None or each.expected is None
+        known = each.came is not None or each.expected is None
         if known or each.target is None or not is_settled(each, now):
             continue
-        state = fleet.nodes.get(each.target.node)
-        observed = state.observed.get(each.target.assignment) if state is not None else None
+        away = world.delegated.get(each.workload) if each.leaves_home else None
+        if each.leaves_home:
+            observed = crossing.sight_of(each.target, each, world, wall).observed
+        else:
+            state = world.fleet.nodes.get(each.target.node)
+            observed = state.observed.get(each.target.assignment) if state is not None else None
         if observed is not None and observed.phase is Phase.READY and (intent := holding().get(each.workload)):
-            brought = came(scope(), intent, each, observed, now)
+            fetched = fetched_for(world, each)
+            if away is not None:
+                brought = came_abroad(intent, each, away, observed, now, fetched)
+            else:
+                brought = came(scope(), intent, each, observed, now, fetched)
             if brought is not None:
                 yield each, brought
 
@@ -241,7 +260,8 @@ class _Scene:
             return Seen(here, there, ends, deleted, waits, queued=turn is not None)
         there = crossing.sight_of(source, migration, self._world, self._wall)
         here = self._sight(target, leaving=True) if target is not None else Sight()
-        here = self._from_gateways(here, migration)
+        if not isinstance(migration.state, Draining):  # what it did after is read at its worker: so from the same count
+            here = self._from_gateways(here, migration)
         away = self._world.delegated.get(migration.workload)
         if isinstance(migration.state, RollingBack) and not (away is not None and away.wanted):
             here = Sight()  # that region gives it up in any case: home has to do with what it has

@@ -126,6 +126,12 @@ def target_of(migration: Migration, world: World, decision: Decision) -> tuple[s
     return next(_held(migration.workload, decision.desired), None)
 
 
+def replicas_of(key: WorkloadKey, decision: Decision) -> tuple[Place, ...]:
+    """All that take requests at home, or are to."""
+    held = _held(key, decision.desired)
+    return tuple(Place(one.id, node, one.device, one.model, one.precision) for node, one in held)
+
+
 def sight_of(place: Place, migration: Migration, world: World, wall: Wall) -> Sight:
     """An agreement, as a replica would be seen; a broken one as one that is gone."""
     away = world.delegated.get(migration.workload)

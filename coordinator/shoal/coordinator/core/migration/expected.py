@@ -1,19 +1,22 @@
 """What a move of a replica is expected to bring, and what it brought."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.migration.guard import figures_of
-from shoal.coordinator.core.migration.model import Came, Done, Expected, Migration, Place, Service
+from shoal.coordinator.core.migration.model import Came, Done, Expected, Figures, Migration, Place, Service
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Inputs
 from shoal.coordinator.core.placement.rank import gain, values
 from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
+from shoal.coordinator.core.workloads.model import Delegated, World
 from shoal.types.assignment import Observed
 from shoal.types.migration import Against, MigrationRule
+from shoal.types.offer import Offer
 from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.types.workload import Intent, Weights
 
@@ -45,24 +48,76 @@ def expected_between(scope: Scope, intent: Intent, source: Place, target: Place)
     return expected(scope, intent, here, there) if here is not None and there is not None else None
 
 
+def expected_abroad(
+    scope: Scope, intent: Intent, migration: Migration, home: Sequence[Place], away: Delegated
+) -> Expected | None:  # fmt: skip
+    """A whole workload that moves between its replicas at `home`, which serve or are to, and another region, by what
+    that bid. None where either is not known."""
+    options = [option for each in home if (option := _option(scope, intent, each)) is not None]
+    bid, out = away.bid, migration.leaves_home
+    if bid is None or not options:
+        return None
+    here, there = _together(scope, intent, options), _bid(bid, away)
+    before, after = (here, there) if out else (there, here)
+    lacks = {option.slot.node: missing_bytes(scope.inputs, option.slot.node, option.model.digest) for option in options}
+    sent = scope.inputs.profiles[bid.model].size_bytes if out and not bid.cached else Bytes(0)
+    loads = [option.prediction.load_s.mid for option in options if option.prediction is not None]
+    return Expected(
+        before=before,
+        after=after,
+        gain=_gain(after, before, intent.weights),
+        fetch_bytes=sent if out else Bytes(sum(lacks.values())),
+        seconds=_whole_s(
+            scope.inputs.fleet, migration.rule, before.latency_p95_s, after.latency_p95_s,
+            bid.load_s if out else max(loads, default=math.nan),
+        ),
+    )  # fmt: skip
+
+
 def is_settled(migration: Migration, now: Elapsed) -> bool:
     return isinstance(migration.state, Done) and SETTLED_S <= now - migration.state.at <= UNREAD_S
 
 
-def came(scope: Scope, intent: Intent, migration: Migration, observed: Observed, now: Elapsed) -> Came | None:
-    """What the replica that took over did since it was done. None where there is nothing to compare it with."""
-    state, target, hoped = migration.state, migration.target, migration.expected
+def came(
+    scope: Scope, intent: Intent, migration: Migration, observed: Observed, now: Elapsed, fetched: Bytes | None
+) -> Came | None:  # fmt: skip
+    """What the replica that took over did since it was done; of a whole workload that came home, each of its replicas
+    as that one. fetched: of the model's bytes, for it. None where there is nothing to compare it with."""
+    state, target = migration.state, migration.target
     option = _option(scope, intent, target) if target is not None else None
-    if not isinstance(state, Done) or hoped is None or option is None or option.prediction is None:
+    if not isinstance(state, Done) or option is None or option.prediction is None:
         return None
     since = figures_of(observed).since(state.target)
     latency_s, joules = (since.p95_s, since.joules / since.requests) if since.requests else (math.nan, math.nan)
     measured = replace(option, prediction=replace(option.prediction, joules=Interval(joules, joules, joules)))
-    after = Service(latency_s, joules, option.cost, scope.carbon_g_per_h(measured, intent, intent.require.replicas))
-    took = Seconds(migration.story[-1].at - migration.story[0].at)
-    over = Seconds(now - state.at)
-    better = _gain(after, hoped.before, intent.weights) if since.requests else math.nan
-    return Came(after, better, took, over, since.requests, since.errors)
+    replicas = intent.require.replicas if migration.crosses else 1
+    carbon = replicas * scope.carbon_g_per_h(measured, intent, intent.require.replicas)
+    return _came(intent, migration, Service(latency_s, joules, replicas * option.cost, carbon), since, now, fetched)
+
+
+def came_abroad(
+    intent: Intent, migration: Migration, away: Delegated, observed: Observed, now: Elapsed, fetched: Bytes | None
+) -> Came | None:  # fmt: skip
+    """What the other region did since a workload was there: latency as this region's gateways saw it, joules as it
+    meters them itself, the rest as it bid."""
+    if not isinstance(migration.state, Done) or away.bid is None:
+        return None
+    since = figures_of(observed).since(migration.state.target)
+    joules = away.joules if away.joules is not None and since.requests else math.nan
+    carbon = away.bid.carbon * joules / away.bid.joules if away.bid.joules > 0 else math.nan
+    latency_s = since.p95_s + away.way_s if since.requests else math.nan
+    return _came(intent, migration, Service(latency_s, joules, away.bid.cost, carbon), since, now, fetched)
+
+
+def fetched_for(world: World, migration: Migration) -> Bytes | None:
+    """What the target's node, or its region, fetched of the model since the move began. None where that was not counted
+    from then on."""
+    target, began = migration.target, migration.story[0].at
+    if target is None or world.counted_since is None or world.counted_since > began:
+        return None
+    by = target.assignment if target.region else target.node
+    return Bytes(sum(each.size for each in world.fetched if (each.by, each.model) == (by, target.model)
+                     and each.at >= began))  # fmt: skip
 
 
 def calibrated(scope: Scope, intent: Intent, source: Option, target: Option) -> Option:
@@ -92,9 +147,13 @@ def both_s(fleet: Fleet, rule: MigrationRule, here_p95_s: float, there: Predicti
     NaN where a time is unknown. here_p95_s: of the old one."""
     if there is None:
         return Seconds(math.nan)
-    compared_s = 0.0 if rule.against is Against.NONE else rule.samples * (here_p95_s + there.latency_p95_s.mid)
+    return _whole_s(fleet, rule, here_p95_s, there.latency_p95_s.mid, there.load_s.mid)
+
+
+def _whole_s(fleet: Fleet, rule: MigrationRule, old_p95_s: float, new_p95_s: float, load_s: float) -> Seconds:
+    compared_s = 0.0 if rule.against is Against.NONE else rule.samples * (old_p95_s + new_p95_s)
     step_s = max(rule.hold_s, fleet.timing.settle_s)
-    return Seconds(there.load_s.mid + compared_s + len(rule.steps) * step_s + rule.drain_s)
+    return Seconds(load_s + compared_s + len(rule.steps) * step_s + rule.drain_s)
 
 
 def missing_bytes(inputs: Inputs, node: str, model: str) -> Bytes:
@@ -125,6 +184,32 @@ def _service(scope: Scope, intent: Intent, option: Option) -> Service:
         return Service(cost=option.cost)
     carbon = scope.carbon_g_per_h(option, intent, intent.require.replicas)
     return Service(known.latency_p95_s.mid, known.joules.mid, option.cost, carbon)
+
+
+def _together(scope: Scope, intent: Intent, options: Sequence[Option]) -> Service:
+    """Of all replicas: the slowest, the mean joules of an inference, the sum of the others."""
+    each = [_service(scope, intent, option) for option in options]
+    return Service(
+        latency_p95_s=max((one.latency_p95_s for one in each), key=lambda value: (math.isnan(value), value)),
+        joules=math.fsum(one.joules for one in each) / len(each),
+        cost=math.fsum(one.cost for one in each),
+        carbon=math.fsum(one.carbon for one in each),
+    )
+
+
+def _bid(bid: Offer, away: Delegated) -> Service:
+    return Service(bid.latency_p95_s + away.way_s, bid.joules, bid.cost, bid.carbon)
+
+
+def _came(
+    intent: Intent, migration: Migration, after: Service, since: Figures, now: Elapsed, fetched: Bytes | None
+) -> Came | None:  # fmt: skip
+    state, hoped = migration.state, migration.expected
+    if not isinstance(state, Done) or hoped is None:
+        return None
+    took, over = Seconds(migration.story[-1].at - migration.story[0].at), Seconds(now - state.at)
+    better = _gain(after, hoped.before, intent.weights) if since.requests else math.nan
+    return Came(after, better, took, over, since.requests, since.errors, fetched)
 
 
 def _gain(after: Service, before: Service, weights: Weights) -> float:

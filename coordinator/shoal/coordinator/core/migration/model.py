@@ -90,7 +90,8 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Service:
     """What one replica gives and takes. latency_p95_s: at the worker, seconds; joules: per inference; cost: USD/h of
-    its device; carbon: g/h at the declared rate. NaN where unknown."""
+    its device; carbon: g/h at the declared rate. NaN where unknown. Of a workload that moves between regions: all its
+    replicas together, and another region's latency with the way there and back."""
 
     latency_p95_s: float = math.nan
     joules: float = math.nan
@@ -114,7 +115,9 @@ class Expected:
 @dataclass(frozen=True, slots=True)
 class Came:
     """What a move brought, measured over `over_s` after it was done. after: latency and joules of the `requests` since,
-    and gain of that over what the old one was expected to go on with, NaN without any. seconds: as in `Expected`."""
+    and gain of that over what the old one was expected to go on with, NaN without any. seconds: as in `Expected`.
+    fetch_bytes: what the new one's node, or the other region, fetched of the model here; None: it was not counted all
+    the time."""
 
     after: Service
     gain: float
@@ -122,6 +125,7 @@ class Came:
     over_s: Seconds
     requests: int
     errors: int
+    fetch_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class Need(StrEnum):
 class Deal:
     """What is known of one agreement. heard_at: when the newest renewal was asked for that was answered. lease_until:
     it may serve until then; over_at: it counts as breached from then on. since: of `service`. revoked: serials
-    of the delegate's gateways that are refused."""
+    of the delegate's gateways that are refused. joules: of an inference, to two digits, as the delegate meters it;
+    None: it has not said."""
 
     agreement: str
     offer: Offer
@@ -53,6 +54,7 @@ class Deal:
     service: Service
     since: Elapsed
     revoked: tuple[str, ...] = ()
+    joules: float | None = None
 
     @property
     def region(self) -> str:

@@ -48,7 +48,7 @@ from shoal.coordinator.core.negotiation.model import (
     Wish,
     Withdrawing,
 )
-from shoal.types.agreement import Award, Notice, Release, Renewed, Service
+from shoal.types.agreement import Award, Notice, Release, Renewed, Service, ServiceReport
 from shoal.types.codes import Code, Refusal
 from shoal.types.offer import Answer, Decline, Offer
 from shoal.types.units import (
@@ -168,6 +168,7 @@ def durable(trade: Trade) -> Trade:
             heard_at=_ANY,
             renew_at=_ANY,
             since=_ANY,
+            joules=None,
         )
 
     phase = trade.phase
@@ -534,6 +535,7 @@ def _renewed(trade: Trade, renewed: Renewed, now: Elapsed) -> Stepped:
         renew_at=Elapsed(renew_at),
         service=renewed.service,
         since=now if other else deal.since,
+        joules=_metered(renewed.report) or deal.joules,
     )
     notes = (Noted("renewed", deal.agreement, deal.region, "", renewed.service),) if other else ()
     done = Stepped(_with(trade, after), (), notes)
@@ -542,6 +544,13 @@ def _renewed(trade: Trade, renewed: Renewed, now: Elapsed) -> Stepped:
         notice = Notice(deal.agreement, deal.region, Code.AGREEMENT_ENDED, Seconds(max(0.0, until - now)))
         return done.plus(_noticed(done.trade, notice, b"", now))
     return done
+
+
+def _metered(report: ServiceReport) -> float | None:
+    """Joules of an inference. Two digits: whatever reads it looks again when it is another."""
+    served = report.requests - report.errors
+    each = report.joules / served if served > 0 else 0.0
+    return float(f"{each:.2g}") if math.isfinite(each) and each > 0 else None
 
 
 def _renewal_failed(trade: Trade, event: RenewalFailed, now: Elapsed) -> Stepped:

@@ -19,9 +19,10 @@ from shoal.coordinator.core.placement.model import (
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Measured, PeerTrust
 from shoal.types.codes import Code, Refusal
+from shoal.types.offer import Offer
 from shoal.types.profile import ModelProfile
 from shoal.types.route import Endpoint, Route
-from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
+from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, Quota, WorkloadKey
 
 
@@ -139,7 +140,8 @@ class Delegated:
     """A workload that another region runs. gateways: of that region. ready: it serves there, so that its route may lead
     there and home replicas may go. wanted: it shall run there; False: notice was given, and home takes it back. model,
     precision: as it was bid. returns: why it is to come home, once that is shown to be as good; empty: it stays, or is
-    broken. way_s: there and back, between the regions."""
+    broken. way_s: there and back, between the regions. bid: what it was given there for. joules: of an inference there,
+    as that region meters it; None: it has not said."""
 
     agreement: str
     region: str
@@ -150,6 +152,10 @@ class Delegated:
     precision: str = ""
     returns: str = ""
     way_s: Seconds = Seconds(0.0)
+    bid: Offer | None = field(
+        default=None, compare=False
+    )  # an agreement is of one; what is unknown of it equals nothing
+    joules: float | None = None
 
     @property
     def is_broken(self) -> bool:
@@ -203,6 +209,17 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """So much of a model's bytes, at once. by: a node, or the agreement that another region fetches under. at: when it
+    ended."""
+
+    by: str
+    model: str
+    at: Wall
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """Everything the region's controller knows when it takes one step.
 
@@ -210,7 +227,8 @@ class World:
     `guests`, by agreement. reserved: for bids that are held. peers: whom this region's gateways may meet. moves,
     blocked: as Inputs has them. courses: of workloads that go to another region, or come home. crossed: agreements that
     moves ended at, or came home from. turned: why the last
-    trade of a workload came to nothing.
+    trade of a workload came to nothing. fetched: from this coordinator, all of it since `counted_since`; None: nothing
+    was counted.
     """
 
     region: RegionFacts
@@ -233,6 +251,8 @@ class World:
     courses: Mapping[WorkloadKey, Course] = field(default_factory=dict)
     crossed: frozenset[str] = frozenset()
     turned: Mapping[WorkloadKey, Refusal] = field(default_factory=dict)
+    fetched: tuple[Fetched, ...] = ()
+    counted_since: Wall | None = None
 
 
 @dataclass(frozen=True, slots=True)
