@@ -169,6 +169,12 @@ class Home:
     def course(self, key: WorkloadKey) -> Course | None:
         return None
 
+    def may_leave(self, intent: Intent) -> bool:
+        return True
+
+    def barred(self, key: WorkloadKey) -> frozenset[tuple[str, str]]:
+        return frozenset()
+
     @property
     def moves_live(self) -> bool:
         return False

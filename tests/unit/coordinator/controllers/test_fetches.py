@@ -1,6 +1,6 @@
 """What of models was fetched, by whom, is counted as it goes out."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from harness.clock import ManualClock
@@ -20,7 +20,9 @@ async def test_what_goes_out_is_counted_when_it_is_over_or_cut_off() -> None:
     began = clock.wall()
     assert [len(data) async for data in counted.counted("edge-1", "sha256:a", chunks(3, 4))] == [3, 4]
     clock.pass_(1.0)
-    async with aclosing(counted.counted("g-1", "sha256:a", chunks(3, 4))) as cut:
+    cut = counted.counted("g-1", "sha256:a", chunks(3, 4))
+    assert isinstance(cut, AsyncGenerator)
+    async with aclosing(cut):
         await anext(cut)
         await anext(cut)
     assert [(each.by, each.size) for each in counted.all] == [("edge-1", 7), ("g-1", 3)]
