@@ -32,7 +32,7 @@ ORDER = (
     "rolling_back",
     "aborted",
 )
-CELLS = product(("verifying", "shifting", "draining"), ("gateway", "coordinator", "delegate"))
+CELLS = tuple(product(("verifying", "shifting", "draining"), ("gateway", "coordinator", "delegate")))
 ENDS_S = 240.0
 """All deadlines of its states together, with room for a busy machine."""
 INSIST_S = 120.0

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from shoal.cli.commands.apply import finish
 from shoal.cli.commands.migrate import drain, follow, migrate, relieved
-from shoal.cli.render.migrations import stage_line
+from shoal.cli.render.migrations import show_migration, stage_line
 from shoal.cli.render.output import line
 from shoal.cli.render.resources import show
 from shoal.client import Region
@@ -136,3 +136,30 @@ def test_a_move_home_shows_from_which_region(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     assert "us-east" in shown
     assert "edge-1/cpu0" in shown
+
+
+def test_what_is_expected_between_regions_is_shown_beside_what_came(capsys: pytest.CaptureFixture[str]) -> None:
+    left = operator_pb2.MigrationView(
+        id="m-1",
+        source=operator_pb2.MigrationPlace(assignment="reader-1", node="edge-1", device="cpu0"),
+        target=operator_pb2.MigrationPlace(assignment="g-1", region="us-east"),
+        stage="done",
+        stages=[operator_pb2.MigrationStage(stage="planned", at=1.0)],
+        expected=operator_pb2.MoveExpected(gain=0.5, fetch_bytes=2048, seconds=12.0),
+        came=operator_pb2.MoveCame(gain=0.4, requests=100, seconds=9.0, over_s=30.0, fetch_bytes=1024),
+    )
+    show_migration(left)
+    told = capsys.readouterr().out
+    assert "p95, with the way" in told
+    assert "1KiB fetched" in told
+    left.came.ClearField("fetch_bytes")
+    show_migration(left)
+    assert "fetched" not in capsys.readouterr().out, "it was not counted"
+    show("migrations", [left], wide=True)
+    assert "2KiB" in capsys.readouterr().out
+
+
+def test_a_move_is_taken_back_by_its_name_alone() -> None:
+    asked = CliRunner().invoke(migrate, ["reader", "--cancel", "m-1", "--replica", "a-1"])
+    assert isinstance(asked.exception, ShoalError)
+    assert asked.exception.code is Code.FIELD_INVALID
