@@ -18,7 +18,7 @@ from shoal.types.assignment import (
 )
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
-from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
+from shoal.types.link import FromAgent, Hello, LogLines, LogsAsked, Refused, ToAgent, Welcome
 from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
@@ -51,6 +51,12 @@ class Log(Protocol):
     """One structured event; `error` marks what a person should look at."""
 
     def __call__(self, event: str, *, error: bool = False, **fields: str | float | None) -> None: ...
+
+
+class Logs(Protocol):
+    """What this node's processes logged."""
+
+    async def read(self, asked: LogsAsked) -> LogLines: ...
 
 
 class Driver(Protocol):

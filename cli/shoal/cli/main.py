@@ -22,6 +22,7 @@ from shoal.cli.commands import (
     federation,
     get,
     infer,
+    logs,
     migrate,
     model,
     node,
@@ -29,6 +30,7 @@ from shoal.cli.commands import (
     policy,
     region,
     rollback,
+    support,
     token,
     validate,
 )
@@ -64,14 +66,14 @@ _VERBS: tuple[click.Command, ...] = (
     doctor.doctor,
     backup.backup,
     backup.restore,
+    logs.logs,
+    support.support_bundle,
     bench.bench,
 )
 
 
 LATER: dict[str, str] = {
     "trace": "compose",
-    "logs": "compose",
-    "support-bundle": "compose",
     "upgrade": "compose",
     "simulate": "simulator",
     "top": "dashboard",

@@ -258,6 +258,27 @@ class Region:
             unfinished.unlink(missing_ok=True)
         return replace(whole, path=path)
 
+    def logs(self, node: str = "", *, lines: int = 100, follow: bool = False) -> Iterator[str]:
+        """What a node's processes logged last, oldest first, one JSON object each, then (follow) what they log. node:
+        empty for the coordinator."""
+        request = operator_pb2.LogsRequest(node=node, lines=lines, follow=follow)
+
+        def call() -> tuple[list[str], Iterator[operator_pb2.LogsReply]]:
+            replies = iter(self._operator.Logs(request, timeout=None if follow else TIMEOUT_S))
+            first = next(replies, None)  # whoever refuses does so before
+            return list(first.lines) if first is not None else [], replies
+
+        first, replies = self._led(call, again=True)
+        yield from first
+        try:
+            for reply in replies:
+                yield from reply.lines
+        except grpc.RpcError as cause:
+            raise self._refused(cause) from cause
+
+    def diagnostics(self) -> operator_pb2.GetDiagnosticsReply:
+        return self._call("GetDiagnostics", operator_pb2.GetDiagnosticsRequest())  # type: ignore[no-any-return]
+
     def create_token(self, role: str, name: str = "", valid_s: float = 3600.0) -> operator_pb2.CreateTokenReply:
         request = operator_pb2.CreateTokenRequest(role=role, name=name, valid_s=valid_s)
         return self._call("CreateToken", request)  # type: ignore[no-any-return]

@@ -18,7 +18,19 @@ from shoal.simulator.world import Process, World
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.link import FromAgent, Hello, Lease, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
+from shoal.types.link import (
+    FromAgent,
+    Hello,
+    Lease,
+    LogLines,
+    LogsAsked,
+    NodeEvents,
+    ProbeNow,
+    Receipts,
+    Refused,
+    ToAgent,
+    Welcome,
+)
 from shoal.v1 import link_pb2
 from shoal.wire import nouns
 
@@ -402,7 +414,7 @@ def told(message: FromAgent | ToAgent) -> dict[str, object]:
             }
         case Refused():
             return {"what": "refused", "code": str(message.refusal.code), "found": message.refusal.found}
-        case Hello() | Welcome() | Receipts() | NodeEvents() | ProbeNow() | Lease():
+        case Hello() | Welcome() | Receipts() | NodeEvents() | ProbeNow() | Lease() | LogsAsked() | LogLines():
             return {"what": type(message).__name__.lower()}
 
 

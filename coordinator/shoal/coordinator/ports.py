@@ -14,7 +14,7 @@ from shoal.types.assignment import DesiredSet, Status
 from shoal.types.chain import LedgerEntry
 from shoal.types.codes import Refusal
 from shoal.types.device import Role
-from shoal.types.link import Hello, Lease, NodeEvents, Receipts, ToAgent, Welcome
+from shoal.types.link import Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.migration import PackRef
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.profile import ModelProfile
@@ -212,7 +212,7 @@ class LinkEvents(Protocol):
         that the node asks for."""
         ...
 
-    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
+    async def received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
         """Any other message, likewise."""
         ...
 

@@ -77,5 +77,26 @@ class Lease:
     seconds: Seconds
 
 
-FromAgent = Hello | Status | Receipts | NodeEvents
-ToAgent = Welcome | DesiredSet | ProbeNow | Refused | Lease
+@dataclass(frozen=True, slots=True)
+class LogsAsked:
+    """What the node's processes logged, after what an earlier answer ended with; empty: the last `lines`."""
+
+    request: int
+    after: str
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """The answer to a `LogsAsked`, oldest first. after: where the next one goes on. more: there is more already."""
+
+    request: int
+    lines: tuple[str, ...]
+    after: str
+    more: bool
+
+
+Reported = Receipts | NodeEvents | LogLines
+"""What a session carries up beside its hello and its statuses."""
+FromAgent = Hello | Status | Reported
+ToAgent = Welcome | DesiredSet | ProbeNow | Refused | Lease | LogsAsked

@@ -27,6 +27,7 @@ class FromAgent(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     RECEIPTS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -35,6 +36,8 @@ class FromAgent(_message.Message):
     def receipts(self) -> Global___Receipts: ...
     @_builtins.property
     def events(self) -> Global___NodeEvents: ...
+    @_builtins.property
+    def logs(self) -> Global___LogLines: ...
     def __init__(
         self,
         *,
@@ -42,12 +45,13 @@ class FromAgent(_message.Message):
         status: Global___Status | None = ...,
         receipts: Global___Receipts | None = ...,
         events: Global___NodeEvents | None = ...,
+        logs: Global___LogLines | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "message", b"message", "receipts", b"receipts", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "logs", b"logs", "message", b"message", "receipts", b"receipts", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "message", b"message", "receipts", b"receipts", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "logs", b"logs", "message", b"message", "receipts", b"receipts", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "status", "receipts", "events"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "status", "receipts", "events", "logs"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -62,6 +66,7 @@ class ToAgent(_message.Message):
     PROBE_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -72,6 +77,8 @@ class ToAgent(_message.Message):
     def refused(self) -> Global___Refused: ...
     @_builtins.property
     def lease(self) -> Global___Lease: ...
+    @_builtins.property
+    def logs(self) -> Global___LogsAsked: ...
     def __init__(
         self,
         *,
@@ -80,12 +87,13 @@ class ToAgent(_message.Message):
         probe: Global___ProbeNow | None = ...,
         refused: Global___Refused | None = ...,
         lease: Global___Lease | None = ...,
+        logs: Global___LogsAsked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "message", b"message", "probe", b"probe", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "logs", b"logs", "message", b"message", "probe", b"probe", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "message", b"message", "probe", b"probe", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "logs", b"logs", "message", b"message", "probe", b"probe", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "probe", "refused", "lease"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "probe", "refused", "lease", "logs"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -319,6 +327,62 @@ class ProbeNow(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProbeNow: _TypeAlias = ProbeNow  # noqa: Y015
+
+@_typing.final
+class LogsAsked(_message.Message):
+    """after: of an earlier answer; empty: the last `lines`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    after: _builtins.str
+    lines: _builtins.int
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        after: _builtins.str = ...,
+        lines: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "lines", b"lines", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogsAsked: _TypeAlias = LogsAsked  # noqa: Y015
+
+@_typing.final
+class LogLines(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    after: _builtins.str
+    more: _builtins.bool
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        lines: _abc.Iterable[_builtins.str] | None = ...,
+        after: _builtins.str = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "lines", b"lines", "more", b"more", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLines: _TypeAlias = LogLines  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):

@@ -164,6 +164,16 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.BackupRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.BackupChunk.FromString,
                 _registered_method=True)
+        self.Logs = channel.unary_stream(
+                '/shoal.v1.Operator/Logs',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.LogsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.LogsReply.FromString,
+                _registered_method=True)
+        self.GetDiagnostics = channel.unary_unary(
+                '/shoal.v1.Operator/GetDiagnostics',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.GetDiagnosticsRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.GetDiagnosticsReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer:
@@ -341,6 +351,20 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Logs(self, request, context):
+        """What a node's processes logged last, then (follow) what they log.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDiagnostics(self, request, context):
+        """Of the coordinator that answers, for a support bundle: no secret is among it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -473,6 +497,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.BackupRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.BackupChunk.SerializeToString,
+            ),
+            'Logs': grpc.unary_stream_rpc_method_handler(
+                    servicer.Logs,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.LogsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.LogsReply.SerializeToString,
+            ),
+            'GetDiagnostics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDiagnostics,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.GetDiagnosticsRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.GetDiagnosticsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1177,6 +1211,60 @@ class Operator:
             '/shoal.v1.Operator/Backup',
             shoal_dot_v1_dot_operator__pb2.BackupRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.BackupChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Logs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.v1.Operator/Logs',
+            shoal_dot_v1_dot_operator__pb2.LogsRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.LogsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDiagnostics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/GetDiagnostics',
+            shoal_dot_v1_dot_operator__pb2.GetDiagnosticsRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.GetDiagnosticsReply.FromString,
             options,
             channel_credentials,
             insecure,

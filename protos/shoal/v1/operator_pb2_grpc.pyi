@@ -74,6 +74,10 @@ class OperatorStub:
     GetFederation: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]
     Backup: _grpc.UnaryStreamMultiCallable[_operator_pb2.BackupRequest, _operator_pb2.BackupChunk]
     """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
+    Logs: _grpc.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]
+    """What a node's processes logged last, then (follow) what they log."""
+    GetDiagnostics: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]
+    """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
 @_typing.type_check_only
 class OperatorAsyncStub(OperatorStub):
@@ -121,6 +125,10 @@ class OperatorAsyncStub(OperatorStub):
     GetFederation: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetFederationRequest, _operator_pb2.GetFederationReply]  # type: ignore[assignment]
     Backup: _aio.UnaryStreamMultiCallable[_operator_pb2.BackupRequest, _operator_pb2.BackupChunk]  # type: ignore[assignment]
     """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
+    Logs: _aio.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]  # type: ignore[assignment]
+    """What a node's processes logged last, then (follow) what they log."""
+    GetDiagnostics: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]  # type: ignore[assignment]
+    """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
 class OperatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -321,5 +329,21 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.BackupChunk], _abc.AsyncIterator[_operator_pb2.BackupChunk]]:
         """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
+
+    @_abc_1.abstractmethod
+    def Logs(
+        self,
+        request: _operator_pb2.LogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.LogsReply], _abc.AsyncIterator[_operator_pb2.LogsReply]]:
+        """What a node's processes logged last, then (follow) what they log."""
+
+    @_abc_1.abstractmethod
+    def GetDiagnostics(
+        self,
+        request: _operator_pb2.GetDiagnosticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GetDiagnosticsReply, _abc.Awaitable[_operator_pb2.GetDiagnosticsReply]]:
+        """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
 def add_OperatorServicer_to_server(servicer: OperatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -9,18 +9,22 @@ a line for every stranger that fails the handshake.
 import logging
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Final, TextIO, cast
 
 import structlog
+
+from shoal.wire.logfiles import Kept
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 LONGEST: Final = 4000
 """Characters of one value; more is cut, with how long it was."""
 
 
-def configure(level: str = "info", **always: str) -> None:
-    """Once a process. always: fields of every event, such as the kind of process."""
+def configure(level: str = "info", *, keep: Path | None = None, **always: str) -> None:
+    """Once a process. always: fields of every event, such as the kind of process. keep: a file for the newest lines,
+    of this process alone; `logfiles` reads it."""
 
     def constant(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**always, **event}
@@ -37,7 +41,7 @@ def configure(level: str = "info", **always: str) -> None:
             structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr(Kept(keep) if keep is not None else None))),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_ToStructlog()], level=max(least, logging.WARNING), force=True)
@@ -48,9 +52,15 @@ def configure(level: str = "info", **always: str) -> None:
 class _Stderr:
     """On a full disk lines are lost, and nothing else: who cannot log goes on working."""
 
+    def __init__(self, kept: Kept | None) -> None:
+        self._kept = kept
+
     def write(self, text: str) -> None:
         with suppress(OSError):
             sys.stderr.write(text)
+        if self._kept is not None:
+            with suppress(OSError):
+                self._kept.write(text)
 
     def flush(self) -> None:
         with suppress(OSError):

@@ -86,13 +86,20 @@ def signed(receipt: Receipt, signature: bytes) -> SignedReceipt:
     return SignedReceipt(receipt, encode(receipt), signature)
 
 
-_UP: Final = {"hello": link.Hello, "status": Status, "receipts": link.Receipts, "events": link.NodeEvents}
+_UP: Final = {
+    "hello": link.Hello,
+    "status": Status,
+    "receipts": link.Receipts,
+    "events": link.NodeEvents,
+    "logs": link.LogLines,
+}
 _DOWN: Final = {
     "welcome": link.Welcome,
     "desired": DesiredSet,
     "probe": link.ProbeNow,
     "refused": link.Refused,
     "lease": link.Lease,
+    "logs": link.LogsAsked,
 }
 
 

@@ -32,7 +32,7 @@ from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Status, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, DeviceKind, Node, Reading, Role
-from shoal.types.link import FromAgent, Hello, Lease, NodeEvents, Receipts, ToAgent, Welcome
+from shoal.types.link import FromAgent, Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.units import Bytes, Seconds, Watts
 from shoal.v1 import link_pb2, link_pb2_grpc, mqtt_pb2
 from shoal.wire.limits import LINK_BYTES, server_options
@@ -78,7 +78,7 @@ class Listening:
         self.messages.append((node, status))
         return self.events.heard(node, epoch, status)
 
-    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
+    async def received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
         self.messages.append((node, message))
         return await self.events.received(node, epoch, message)
 

@@ -11,7 +11,7 @@ from shoal.simulator.world import Process, World
 from shoal.types.assignment import Status
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Node, Role
-from shoal.types.link import Hello, NodeEvents, Receipts, Welcome
+from shoal.types.link import Hello, Reported, Welcome
 from shoal.types.units import Bytes, Seconds, Wall
 
 SENT = 40
@@ -31,7 +31,7 @@ class Heard:
         self.sequences.append(status.sequence)
         return None
 
-    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
+    async def received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
         raise AssertionError(message)
 
     async def blinded(self, nodes: Collection[str]) -> None:

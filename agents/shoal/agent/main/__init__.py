@@ -54,9 +54,11 @@ def _front(config: Path, journal: Path | None) -> int:
     from shoal.agent.clock import FollowedClock
     from shoal.agent.dataplane import main as dataplane
     from shoal.agent.main.timekeeper import followed
+    from shoal.agent.telemetry.log import FOLDER
     from shoal.wire import logs
 
-    logs.configure(process="front")
+    # config: in `run/` of the state directory.
+    logs.configure(process="front", keep=config.parent.parent / FOLDER / "front.log")
     nonce = sys.stdin.readline().strip()
     if journal is None:
         clock = FollowedClock(lambda: None, "")

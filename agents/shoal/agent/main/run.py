@@ -28,7 +28,7 @@ from shoal.agent.main.timekeeper import Timekeeper
 from shoal.agent.ports import Clock, DriverOptions, Log
 from shoal.agent.supervisor import Settings, Supervisor
 from shoal.agent.telemetry import metrics
-from shoal.agent.telemetry.log import StructuredLog
+from shoal.agent.telemetry.log import FOLDER, KeptLogs, StructuredLog
 from shoal.agent.worker import confinement
 from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.codes import Code, refuse
@@ -55,7 +55,7 @@ def run(config: Config) -> int:
             f"role {config.role}",
             "join with a token for it",
         )
-    logs.configure(process="supervisor")
+    logs.configure(process="supervisor", keep=config.state_dir / FOLDER / "supervisor.log")
     no_dumps()
     unconfined = confinement.lacking() if config.role is Role.AGENT else ()
     with enrolment.alone(config.state_dir):
@@ -112,6 +112,7 @@ async def _serve(
         log=log,
         sightings=timekeeper,
         membership=membership,
+        logs=KeptLogs(config.state_dir),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

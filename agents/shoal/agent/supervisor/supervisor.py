@@ -26,6 +26,7 @@ from shoal.agent.ports import (
     Link,
     LinkRefused,
     Log,
+    Logs,
     Membership,
     Pace,
     Session,
@@ -38,12 +39,26 @@ from shoal.agent.supervisor.replicas import Replicas
 from shoal.types.assignment import DesiredSet, Observed, Trust, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
-from shoal.types.link import Hello, Lease, NodeEvent, NodeEvents, ProbeNow, Receipts, Refused, ToAgent, Welcome
+from shoal.types.link import (
+    Hello,
+    Lease,
+    LogLines,
+    LogsAsked,
+    NodeEvent,
+    NodeEvents,
+    ProbeNow,
+    Receipts,
+    Refused,
+    ToAgent,
+    Welcome,
+)
 from shoal.types.receipt import SignedReceipt
 from shoal.types.units import Elapsed, Seconds, Wall
 
 EVENTS_KEPT = 256
 """Events that wait for a link; the oldest go first."""
+LOGS_ASKED = 4
+"""Readings of the log that may be under way at once; who asks for more gets no answer, and asks again."""
 STATUSES_REMEMBERED = 32
 """A lease that answers an older one extends nothing."""
 WALL_STEP_S = 0.5
@@ -116,9 +131,11 @@ class Supervisor:
         log: Log,
         sightings: Sightings | None = None,
         membership: Membership | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """node: all but its devices, which the drivers tell. nonce: a fresh secret each time. sightings: None for a
-        run that is always the first. membership: None where certificates are not looked at."""
+        run that is always the first. membership: None where certificates are not looked at. logs:
+        None where nothing is kept."""
         self._settings = settings
         self._node = node
         self._link = link
@@ -141,6 +158,9 @@ class Supervisor:
         heard = self._sightings.heard()
         self._sight: partition.Sight = partition.CutOff(clock.now() if heard is None else heard)
         self._events: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
+        self._logs = logs
+        self._logs_read: deque[LogLines] = deque(maxlen=LOGS_ASKED)
+        self._logs_reading = 0
         self._epoch_wall = Seconds(clock.wall() - clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -410,6 +430,8 @@ class Supervisor:
             if self._events:
                 events, self._events = tuple(self._events), deque(maxlen=EVENTS_KEPT)
                 await link.session.send(NodeEvents(events))
+            while self._logs_read:
+                await link.session.send(self._logs_read.popleft())
         except ShoalError:
             link.unshown = link.unshown or not link.reported.is_set()
             link.reported.set()
@@ -507,10 +529,22 @@ class Supervisor:
                 self._unprobed.set()
             case Lease():
                 self._extend(link, message)
+            case LogsAsked():
+                if self._logs is not None and self._logs_reading < LOGS_ASKED:
+                    self._spawn(self._read_logs(self._logs, message), "logs")
             case Refused():
                 self._log("message_refused", error=True, refusal=str(message.refusal))
             case Welcome():
                 self._log("unexpected_welcome", error=True)
+
+    async def _read_logs(self, logs: Logs, asked: LogsAsked) -> None:
+        """Told with the next status, which comes at once."""
+        self._logs_reading += 1
+        try:
+            self._logs_read.append(await logs.read(asked))
+        finally:
+            self._logs_reading -= 1
+        self._changed.set()
 
     def _judge(self, link: _Open, offered: DesiredSet) -> None:
         newest = self._offered or self._desired

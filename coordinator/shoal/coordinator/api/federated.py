@@ -6,6 +6,7 @@ from typing import Any
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.backup import Backups, backup
+from shoal.coordinator.api.diagnostics import Diagnosed, diagnostics, logs
 from shoal.coordinator.api.events import EVENTS_MOST, events, newest
 from shoal.coordinator.controllers.enrolment import Enrolment
 from shoal.coordinator.controllers.events import EventLog
@@ -29,6 +30,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         address: Callable[[], str],
         enrol_address: Callable[[], str],
         backups: Backups,
+        own: Diagnosed,
     ) -> None:
         self._name = name
         self._controller = controller
@@ -38,6 +40,7 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
         self._address = address
         self._enrol_address = enrol_address
         self._backups = backups
+        self._own = own
 
     async def WhoAmI(self, request: operator_pb2.WhoAmIRequest, context: Any) -> operator_pb2.WhoAmIReply:
         identity = identity_of_context(context)
@@ -99,6 +102,15 @@ class FederationOperatorService(operator_pb2_grpc.OperatorServicer):
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         async for event in events(self._events, request):
             yield event
+
+    async def Logs(self, request: operator_pb2.LogsRequest, context: Any) -> AsyncIterator[operator_pb2.LogsReply]:
+        async for reply in logs(None, self._own, self._audit, request, context):
+            yield reply
+
+    async def GetDiagnostics(
+        self, request: operator_pb2.GetDiagnosticsRequest, context: Any
+    ) -> operator_pb2.GetDiagnosticsReply:
+        return diagnostics(self._own)
 
     async def Backup(
         self, request: operator_pb2.BackupRequest, context: Any

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 from shoal.coordinator.api import views
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.api.backup import Backups, backup
+from shoal.coordinator.api.diagnostics import Diagnosed, diagnostics, logs
 from shoal.coordinator.api.events import events, newest
 from shoal.coordinator.api.migrations import migration_view, migration_views, unmoved_view
 from shoal.coordinator.api.prospects import prospect_view
@@ -84,6 +85,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         clock: Clock,
         audit: AuditTrail,
         seat: Seat,
+        own: Diagnosed,
         *,
         following: Following | None = None,
         trading: Trading | None = None,
@@ -91,6 +93,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     ) -> None:
         self._region = region
         self._backups = backups
+        self._own = own
         self._trading = trading
         self._members = members
         self._seat = seat
@@ -267,6 +270,15 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
     async def Events(self, request: operator_pb2.EventsRequest, context: Any) -> AsyncIterator[operator_pb2.Event]:
         async for event in events(self._region.events, request):
             yield event
+
+    async def Logs(self, request: operator_pb2.LogsRequest, context: Any) -> AsyncIterator[operator_pb2.LogsReply]:
+        async for reply in logs(self._region, self._own, self._audit, request, context):
+            yield reply
+
+    async def GetDiagnostics(
+        self, request: operator_pb2.GetDiagnosticsRequest, context: Any
+    ) -> operator_pb2.GetDiagnosticsReply:
+        return diagnostics(self._own)
 
     async def Backup(
         self, request: operator_pb2.BackupRequest, context: Any

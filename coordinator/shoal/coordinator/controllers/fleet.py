@@ -32,7 +32,7 @@ from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Sto
 from shoal.types.assignment import Observed, Phase, Status
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Node, Role
-from shoal.types.link import Hello, Lease, NodeEvents, Receipts, Welcome
+from shoal.types.link import Hello, Lease, LogLines, NodeEvents, Receipts, Reported, Welcome
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Elapsed, Wall, show_seconds
 from shoal.wire import nouns
@@ -85,9 +85,10 @@ class FleetController:
         meter: Meter,
         changed: Callable[[], None],
         greeted: Callable[[Hello], Awaitable[None]],
+        logged: Callable[[str, LogLines], None],
     ) -> None:
         """changed: called when something happened that placement or routes may depend on. greeted: before a hello is
-        answered; raises ShoalError where it cannot be."""
+        answered; raises ShoalError where it cannot be. logged: what a node answers of its log."""
         self._fleet = Fleet()
         self._beaten: dict[str, NodeState] = {}
         """Nodes that were heard since somebody last looked at the fleet: newer than theirs in `_fleet`."""
@@ -102,6 +103,7 @@ class FleetController:
         self._meter = meter
         self._changed = changed
         self._greeted = greeted
+        self._logged = logged
         self._revisions: dict[str, int] = {}
         self._peers: dict[str, str] = {}
         self._doubts: dict[str, _Doubt] = {}
@@ -218,15 +220,25 @@ class FleetController:
             return refusals[0] if refusals else None
         return Lease(status.sequence, self._fleet.timing.lost_after_s)
 
-    async def received(self, node: str, epoch: int, message: Receipts | NodeEvents | Hello) -> Refusal | None:
+    async def received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
         match message:
             case Receipts():
                 return await self._receipts(node, epoch, message.receipts)
             case NodeEvents():
                 await self._events(node, message)
                 return None
+            case LogLines():
+                self._logged(node, message)
+                return None
             case Hello():
                 return Refusal(Code.MESSAGE_INVALID, "a second hello", "one a session", "open another session")
+
+    def check_connected(self, node: str) -> None:
+        """Raises ShoalError(NODE_UNKNOWN | NODE_LOST)."""
+        if not self._known(node).connected:
+            raise refuse(
+                Code.NODE_LOST, f"{node} is not connected", "a node that is", "on the device: journalctl -u shoal-agent"
+            )
 
     async def closed(self, node: str, epoch: int) -> None:
         before = self.fleet

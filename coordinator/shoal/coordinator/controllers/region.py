@@ -14,6 +14,7 @@ from shoal.coordinator.controllers.events import Event, EventLog
 from shoal.coordinator.controllers.fleet import FleetController
 from shoal.coordinator.controllers.home import RegionHome
 from shoal.coordinator.controllers.ledger import Ledger
+from shoal.coordinator.controllers.logs import NodeLogs
 from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.moving import MovingController
 from shoal.coordinator.controllers.past import NoProofs, Past
@@ -116,8 +117,16 @@ class Region:
         self.truth = Truth(config.name, store, self.events, ids, meter)
         proofs = proofs or NoProofs()
         self.fleet = FleetController(
-            store, links, self.truth, clock, meter, self._dirty.set, greeted=lambda hello: self._past.greeted(hello)
+            store,
+            links,
+            self.truth,
+            clock,
+            meter,
+            self._dirty.set,
+            greeted=lambda hello: self._past.greeted(hello),
+            logged=lambda node, answer: self.logs.answered(node, answer),
         )
+        self.logs = NodeLogs(links, clock)
         self.signals = SignalsController(
             config.name,
             store,

@@ -12,6 +12,7 @@ from typing import Final
 
 from shoal.coordinator.main import federation, region, restore
 from shoal.coordinator.main.options import config_of, parser_of, store_options_of
+from shoal.coordinator.main.process import log_of
 from shoal.types.codes import ShoalError
 from shoal.wire import descriptors, logs
 from shoal.wire.identity import check_name
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         config = config_of(options)
         os.umask(0o077)
-        logs.configure(config.log_level)
+        logs.configure(config.log_level, keep=log_of(config))
         descriptors.raise_limit()
         no_dumps()
         gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

@@ -97,7 +97,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     backups = backups_of(config, "federation", store, clock)
     schedule = schedule_of(config, backups, clock, meter)
     operators = FederationOperatorService(  # type: ignore[abstract]  # what a federation has not, it says so
-        name, controller, enrolment, events, audit, links, enrols, backups
+        name, controller, enrolment, events, audit, links, enrols, backups, process
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     others = identity.credentials(client_certificates=True, others=lambda: "".join(controller.roots))

@@ -4,8 +4,12 @@ metrics, what was said of it."""
 import asyncio
 import json
 import os
+import platform
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -16,12 +20,19 @@ from shoal.coordinator.main.serving import open_store, private, reserved, serve_
 from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.types.codes import Refusal, ShoalError
+from shoal.types.units import Seconds
+from shoal.wire import logfiles
 from shoal.wire.handshake import PemFiles
 from shoal.wire.scrape import Guard
 
 RETRY_S: Final = 1.0
+LOG_EVERY_S: Final = Seconds(1.0)
 
 log: Final = structlog.get_logger("shoal.coordinator")
+
+
+def log_of(config: Config) -> Path:
+    return config.data_dir / "log" / "coordinator.log"
 
 
 class Process:
@@ -34,6 +45,7 @@ class Process:
         self.revoked: Callable[[str], Refusal | None] = lambda serial: None
         self.gauges: Callable[[], Gauges] = dict
         self._role = role
+        self._config = config
         self._advertise = config.advertise
         self.links: Final = config.links or self.link_address
         self.enrols: Final = config.enrols or self.enrol_address
@@ -52,6 +64,33 @@ class Process:
     @property
     def served(self) -> bool:
         return self._metrics is not None
+
+    def versions(self) -> Mapping[str, str]:
+        names = ("shoal-coordinator", "shoal-protos", "shoal-policies", "grpcio", "protobuf", "cryptography", "numpy")
+        system, python = platform.platform(), platform.python_version()
+        return {**{name: version(name) for name in names}, "python": python, "system": system}
+
+    def flags(self) -> Mapping[str, str]:
+        """Values, addresses and names of files: what is in those is never read here."""
+        said = {each.name: getattr(self._config, each.name) for each in fields(self._config)}
+        return {name: str(value) for name, value in said.items()}
+
+    def metrics(self) -> str:
+        return self.meter.text()
+
+    async def log(self, lines: int, *, follow: bool) -> AsyncIterator[tuple[str, ...]]:
+        """What this process kept of its log."""
+        after, more = "", False
+        while True:
+            kept = sorted(log_of(self._config).parent.glob("*.log*"))
+            page = await asyncio.to_thread(logfiles.read, kept, after, lines)
+            if page.lines:
+                yield tuple(map(logfiles.readable, page.lines))
+            if not follow:
+                return
+            after, more = page.after, page.more
+            if not more:
+                await self.clock.sleep(LOG_EVERY_S)
 
     def say(self, files: PemFiles, **more: object) -> None:
         """One line for whoever started this process, when it serves for the first time."""

@@ -227,7 +227,7 @@ async def _lead(
     backups = backups_of(config, "region", store, clock, named)
     schedule = schedule_of(config, backups, clock, meter)
     operators = OperatorService(
-        region, enrolment, members, store, clock, audit, process, trading=trading, backups=backups
+        region, enrolment, members, store, clock, audit, process, process, trading=trading, backups=backups
     )
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
@@ -311,7 +311,7 @@ async def _follow(
     api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
     link_pb2_grpc.add_AgentLinkServicer_to_server(links, api)
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)
-    operators = OperatorService(region, enrolment, members, store, clock, audit, process, following=following)
+    operators = OperatorService(region, enrolment, members, store, clock, audit, process, process, following=following)
     operator_pb2_grpc.add_OperatorServicer_to_server(operators, api)
     listen(api, process.link, identity.credentials(client_certificates=True))
     enrol_server = grpc.aio.server(options=enrol_options())

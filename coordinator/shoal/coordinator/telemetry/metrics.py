@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, generate_latest, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -31,6 +31,10 @@ class PrometheusMeter:
     def observe(self, gauges: Callable[[], Gauges]) -> None:
         """gauges: read at each scrape."""
         self.registry.register(_Reader(gauges))
+
+    def text(self) -> str:
+        """As it would be scraped now."""
+        return generate_latest(self.registry).decode()
 
     def serve(self, host: str, port: int, guard: scrape.Guard) -> int:
         """The port bound. Raises OSError."""
