@@ -1,7 +1,8 @@
 """Live moves under load, beside stopping and starting and a rolling replacement: `shoal bench migration`.
 
 A region of real processes on machines of their own (network namespaces): a coordinator, a gateway, two agents of plain
-processors; between any two of them every packet takes half the asked RTT, in a process that holds it back. Unmodified
+processors; between any two of them every packet takes half the asked RTT, in a process that holds it back where that is
+more than the bare road takes. Unmodified
 tritonclients, a process of their own, send to the gateway at a steady rate, due times fixed beforehand; an answer's
 latency counts from when its request was due, and every answer is compared with ONNX Runtime's in this process, bit for
 bit. First the highest rate is looked for that the machine holds without queueing; then, at shares of it, a model of
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnxruntime
@@ -73,6 +74,12 @@ ROAD_MS: Final = 0.2
 """What the road itself takes, there and back."""
 CLIENTS_NICE: Final = -10
 """Clients are machines of their own: they are not to be late because a server is busy."""
+COORDINATOR_NICE: Final = ("nice", "-n", "10")
+"""A machine of its own too, that no request goes through: what it decides is not to take time from those that serve."""
+
+
+Stages: TypeAlias = tuple[tuple[str, float], ...]
+"""What a move went through, and when each began: s of this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,8 @@ class Row:
     took_s: float
     floor_s: float
     machine_load: float
+    by_stage_ms: tuple[tuple[str, float, int], ...] = ()
+    """p99 and number of the requests that were due in each stage of a move, over all moves."""
 
 
 # the region
@@ -188,7 +197,8 @@ class Scene:
 def scene(folder: Path) -> Iterator[Scene]:
     names = ["coordinator", "gateway", *(name for name, _ in layout.fleet_of(len(NODES)))]
     with network(names) as net:
-        control = Machines(folder / "dev", Contexts(folder / "home"), net, dict.fromkeys(names, ()))
+        before = dict.fromkeys(names, ()) | {"coordinator": COORDINATOR_NICE}
+        control = Machines(folder / "dev", Contexts(folder / "home"), net, before)
         try:
             up = control.up(len(NODES), lambda text: print(f"# {text}", file=sys.stderr))
             found = Scene(net, up, folder)
@@ -307,6 +317,16 @@ def window(calls: np.ndarray[Any, Any], since: float, until: float) -> Window:
     )
 
 
+def by_stage(
+    calls: np.ndarray[Any, Any], spans: Sequence[tuple[float, float]], stages: Sequence[Stages]
+) -> tuple[tuple[str, float, int], ...]:  # fmt: skip
+    found = dict[str, list[float]]()
+    for (_, until), told in zip(spans, stages, strict=True):
+        for (name, since), (_, over) in pairwise((*told, ("", until + TAIL_S))):
+            found.setdefault(name, []).extend(window(calls, since, over).latencies)
+    return tuple((name, 1e3 * p(latencies, 0.99), len(latencies)) for name, latencies in found.items())
+
+
 def p(latencies: Sequence[float], share: float) -> float:
     return float(np.quantile(np.array(latencies), share)) if latencies else float("nan")
 
@@ -356,11 +376,12 @@ class Way:
     name: str
     migration: str
     holds_s: float
-    move: Callable[[Scene, str], None]
+    move: Callable[[Scene, str], Stages]
 
 
-def migrate(at: Scene, target: str) -> None:
+def migrate(at: Scene, target: str) -> Stages:
     """Raises SystemExit where it does not come about."""
+    wall_s = time.time() - time.monotonic()
     with at.api() as api:
         begun = api.migrate("default", WORKLOAD, at.names[target])
 
@@ -373,14 +394,16 @@ def migrate(at: Scene, target: str) -> None:
     if ended.stage != "done":
         raise SystemExit(f"{ended.id} was aborted: {ended.reason.code} {ended.reason.found}")
     at.serving()
+    return tuple((each.stage, each.at - wall_s) for each in ended.stages)
 
 
-def stop_start(at: Scene, target: str) -> None:
+def stop_start(at: Scene, target: str) -> Stages:
     with at.api() as api:
         api.delete("workload", WORKLOAD)
         wait_until(lambda: not api.get("workloads").workloads, PATIENCE_S, "the workload to be gone", every_s=LOOK_S)
     at.apply(target)
     at.serving()
+    return ()
 
 
 LIVE: Final = Way("live", STEPS, 2 * HOLD_S, migrate)
@@ -408,12 +431,12 @@ class Part:
         self._clients.rate(self._rate)
         time.sleep(2 * SETTLE_S)
         began = time.monotonic()
-        spans, floors = list[tuple[float, float]](), list[float]()
+        spans, floors, stages = list[tuple[float, float]](), list[float](), list[Stages]()
         for number in range(moves):
             target = at.other()
             time.sleep(BEFORE_S + TAIL_S)
             since = time.monotonic()
-            way.move(at, target)
+            stages.append(way.move(at, target))
             spans.append((since, time.monotonic()))
             placed = at.serving()
             size = placed.assignment.model_bytes if at.first_on(target) else 0
@@ -423,7 +446,8 @@ class Part:
         time.sleep(TAIL_S)
         ended = time.monotonic()
         self._clients.rest()
-        return self._row(way, spans, floors, began, ended)
+        row = self._row(way, spans, floors, began, ended)
+        return replace(row, by_stage_ms=by_stage(self._clients.calls(), spans, stages))
 
     def _row(
         self, way: Way, spans: Sequence[tuple[float, float]], floors: Sequence[float], began: float, ended: float
@@ -459,6 +483,11 @@ class Part:
 
 
 # the roads
+
+
+def road(at: Scene, rtt: float) -> contextlib.AbstractContextManager[None]:
+    """rtt: in ms. The bare road is as fast as it is; nothing carries its packets."""
+    return at.net.slow((rtt - ROAD_MS) / 2e3) if rtt > ROAD_MS else contextlib.nullcontext()
 
 
 def rtt_ms(at: Scene) -> float:
@@ -517,6 +546,9 @@ def show(row: Row | None = None) -> None:
         for name, title, width, number in COLUMNS
     ]
     print(" ".join(cells), flush=True)
+    if row is not None and row.by_stage_ms:
+        told = ", ".join(f"{name} {late_ms:.1f} ({count})" for name, late_ms, count in row.by_stage_ms)
+        print(f"# p99 by stage, ms (requests): {told}", flush=True)
 
 
 def main() -> None:
@@ -532,12 +564,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch, scene(Path(scratch)) as at:
         clients = Clients(Path(scratch), at)
         try:
-            with at.net.slow(0.0):
-                most = options.rate or highest(clients)
+            most = options.rate or highest(clients)
             print(f"highest rate held: {most:.0f} requests/s, machine load {os.getloadavg()[0]:.1f}", flush=True)
             show()
             for rtt in options.rtts:
-                with at.net.slow(max(0.0, rtt - ROAD_MS) / 2e3):
+                with road(at, rtt):
                     measured = rtt_ms(at)
                     for load in options.loads:
                         part = Part(at, clients, load / 100, most * load / 100, measured)

@@ -81,7 +81,7 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     server = FrameServer(
         config.socket(),
         nonce,
-        _handlers(plane, witnesses, Verifier(peers, witnesses.captures), authorities, sessions, stages),
+        _handlers(plane, witnesses, Verifier(peers, witnesses.captures, clock), authorities, sessions, stages),
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)

@@ -1,7 +1,8 @@
 """The target's side of a verification: the same inputs to the new replica and to what it takes over from.
 
 Each input goes to the new one first: what takes a worker down shall not take down the one that serves. Numbers are
-compared in the worker; here is only who is asked for what. What answers in another region is asked as any client of the
+compared in the worker; here is only who is asked for what, and how fast: in between there is room for those who are
+served. What answers in another region is asked as any client of the
 workload asks it, through a gateway of this region: inputs go where its requests may go, and nowhere else.
 """
 
@@ -15,7 +16,7 @@ from shoal.agent.core.verification import Compared
 from shoal.agent.dataplane.forward import CONNECT_TIMEOUT_S, Errand, Peers
 from shoal.agent.dataplane.witness import Captures
 from shoal.agent.frames import ConnectionLost, FrameClient
-from shoal.agent.ports import LocalWorker
+from shoal.agent.ports import Clock, LocalWorker
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, ShoalError
 from shoal.types.migration import Against, Drift, InputsFrom, Verdict, Verification
@@ -25,6 +26,8 @@ from shoal.v1 import witness_pb2
 from shoal.wire import nouns
 
 ANSWER_S: Final = Seconds(30.0)
+REST_S: Final = Seconds(0.05)
+"""After each comparison, or as long as that took: all at once they would be a burst of load on what serves."""
 REFUSED_AT_MOST: Final = 3
 """For each input that was answered: inputs that are made up may be none that the model takes."""
 _ORIGIN: Final = "verification"
@@ -36,15 +39,16 @@ _ABOUT_THE_INPUT: Final = frozenset(
 class Verifier:
     """peers: the ways to other fronts of the region. captures: what replicas of this node have been asked."""
 
-    def __init__(self, peers: Peers, captures: Captures) -> None:
+    def __init__(self, peers: Peers, captures: Captures, clock: Clock) -> None:
         self._peers = peers
         self._captures = captures
+        self._clock = clock
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
         """Raises ShoalError where there is no verdict to be had, or not yet."""
         client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
         try:
-            return await _Trial(client, worker, asked, pack, self._peers, self._captures).run()
+            return await _Trial(client, worker, asked, pack, self._peers, self._captures, self._clock).run()
         finally:
             await client.close()
 
@@ -53,7 +57,14 @@ class _Trial:
     """One attempt."""
 
     def __init__(
-        self, client: FrameClient, worker: LocalWorker, asked: Verification, pack: str, peers: Peers, captures: Captures
+        self,
+        client: FrameClient,
+        worker: LocalWorker,
+        asked: Verification,
+        pack: str,
+        peers: Peers,
+        captures: Captures,
+        clock: Clock,
     ) -> None:
         self._client = client
         self._worker = worker
@@ -61,6 +72,7 @@ class _Trial:
         self._pack = pack
         self._peers = peers
         self._captures = captures
+        self._clock = clock
         kind = EndpointKind.GATEWAY if asked.agreement else EndpointKind.AGENT
         self._source = Endpoint(asked.source, asked.source_node, kind, asked.source_address, 1.0, EndpointState.READY)
         self._refused = ""
@@ -80,7 +92,9 @@ class _Trial:
                 break
             else:
                 sample, drawn = await self._generated(drawn), drawn + 1
+            began = self._clock.now()
             one = await self._compare(sample)
+            await self._clock.sleep(Seconds(max(REST_S, self._clock.now() - began)))
             if one is not None:
                 compared.append(one)
                 digest.update(hashlib.sha256(sample.request).digest())
