@@ -75,11 +75,12 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests.
+    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests, those
+    on a long road to it included; as many as a worker's queue takes.
     per_gateway: for each gateway on the way to another region: how many replicas there are behind it is not known here.
     """
 
-    per_replica: int = 64
+    per_replica: int = 128
     per_gateway: int = 512
     per_tenant: int = 1024
     total_bytes: int = 512 * 2**20
