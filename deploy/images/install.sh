@@ -1,0 +1,16 @@
+#!/bin/sh
+# Installs the given parts into /opt/shoal, and leaves out what nothing of Shoal opens: pip, tests of libraries, what ONNX
+# Runtime brings for making models and for programs in C, and the debug symbols of ml_dtypes, 23 MB (symbols of libraries
+# that patchelf has been at stay: strip would break them).
+set -eu
+if ls dist/wheels/*.whl >/dev/null 2>&1; then
+    set -- --no-index --find-links dist/wheels "$@"
+fi
+python3 -m venv /opt/shoal
+/opt/shoal/bin/pip install --no-cache-dir --no-compile --constraint constraints.txt "$@"
+cd /opt/shoal/lib/python3*/site-packages
+/opt/shoal/bin/pip uninstall --yes --quiet setuptools pip
+find . -type d -name tests -prune -exec rm -rf {} +
+rm -rf onnxruntime/transformers onnxruntime/tools onnxruntime/quantization onnxruntime/capi/libonnxruntime.so.*
+test ! -d ml_dtypes || strip --strip-debug ml_dtypes/*.so
+/opt/shoal/bin/python -c 'import grpc, google.protobuf, cryptography'
