@@ -18,8 +18,14 @@ from harness.wait import wait_until
 from shoal.client.contexts import Context
 from shoal.client.region import Region
 from shoal.types.codes import Code
+from shoal.wire.identity import identity_of_pem
 
 NOWHERE = "127.0.0.1:1"
+PORTS = [
+    each
+    for flag in ("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics")
+    for each in (flag, "127.0.0.1:0")
+]
 
 
 @dataclass
@@ -128,12 +134,7 @@ def test_nobody_at_the_address(tmp_path: Path, town: Town) -> None:
 def test_a_gateway_runs_is_seen_measured_and_well(town: Town, tmp_path: Path) -> None:
     state = tmp_path / "gw"
     assert town.join(state, town.api.create_token("gateway", "gw-1", 300.0).token).returncode == 0
-    ports = [
-        each
-        for flag in ("--grpc", "--rest", "--token-port", "--metrics", "--front-metrics")
-        for each in (flag, "127.0.0.1:0")
-    ]
-    run = ["run", "--state-dir", str(state), "--label", "site=lab", *ports]
+    run = ["run", "--state-dir", str(state), "--label", "site=lab", *PORTS]
     wrong = town.agent(*run)
     assert wrong.stderr.startswith(Code.ROLE_DENIED), "its certificate is a gateway's"
     command = [sys.executable, "-m", "shoal.agent.main", *run, "--role", "gateway"]
@@ -171,6 +172,36 @@ def test_a_gateway_runs_is_seen_measured_and_well(town: Town, tmp_path: Path) ->
         assert failures == [Code.ROLE_DENIED, Code.COORDINATOR_UNREACHABLE]
         process.terminate()
         assert process.wait(15) == 0
+
+
+def test_a_machine_that_finds_a_token_joins_by_itself_once_and_serves(town: Town, tmp_path: Path) -> None:
+    state, token_file = tmp_path / "gw", tmp_path / "token"
+    run = ["run", "--role", "gateway", "--state-dir", str(state), "--token-file", str(token_file), *PORTS]
+    nowhere = town.agent(*run)
+    assert nowhere.stderr.startswith(Code.FIELD_INVALID), "it does not know whom to ask"
+    run += ["--enrol", town.said["enrol"]]
+    missing = town.agent(*run)
+    assert missing.stderr.startswith(Code.FIELD_INVALID), "there is no token"
+    assert not state.exists()
+
+    token_file.write_text(town.api.create_token("gateway", "gw-2", 300.0).token + "\n")
+    serials = []
+    for _ in ("without an identity", "with one, its token used up", "with one, its token gone"):
+        command = [sys.executable, "-m", "shoal.agent.main", *run]
+        with (
+            (tmp_path / "log").open("ab") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process,
+        ):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, (tmp_path / "log").read_text()
+            assert json.loads(line)["node"] == "gw-2"
+            process.terminate()
+            assert process.wait(15) == 0
+        serials.append(identity_of_pem((state / "identity" / "cert.pem").read_bytes()).serial)
+        if len(serials) == 2:
+            token_file.unlink()
+    assert len(set(serials)) == 1, "it joined once"
 
 
 def _scrape(address: str, identity: Path, *, certificate: bool = True) -> str:

@@ -35,6 +35,13 @@ class Member:
     mqtt: str = ""
 
 
+def is_member(state_dir: Path) -> bool:
+    """Whether this directory holds a certificate, ended or not, that no region has refused."""
+    folder = state_dir / "identity"
+    complete(folder)
+    return (folder / "cert.pem").exists() and not (folder / EXPELLED).exists()
+
+
 def join(state_dir: Path, coordinator: str, token: str, *, name: str, labels: Mapping[str, str], wall: Wall) -> Member:
     """Redeems a token and keeps key, certificate and CA in `state_dir`; models cached there stay.
 

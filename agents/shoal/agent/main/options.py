@@ -32,7 +32,8 @@ class Config:
     """Everything `run` was told. coordinator: host:port of its link, of several with commas; empty for what enrolment
     named; enrol and mqtt (the region's broker) likewise. link: one of LINKS.
 
-    publisher_keys: folder of the device's own keys, None for none.
+    publisher_keys: folder of the device's own keys, None for none. token_file: a join token for a machine that is no
+    member yet, which joins as `name`; None: it has joined.
     """
 
     role: Role
@@ -55,6 +56,8 @@ class Config:
     cache_quota: Bytes
     publisher_keys: Path | None = None
     emulate_condition: Path | None = None
+    token_file: Path | None = None
+    name: str = ""
 
     def __post_init__(self) -> None:
         hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
@@ -83,8 +86,6 @@ def parser() -> argparse.ArgumentParser:
     _option(
         join, "--token", help="from `shoal token create`; better as SHOAL_TOKEN, which others cannot see", required=True
     )
-    _option(join, "--name", default="", help="of this node; default: the token's, else its host name")
-
     run = commands.add_parser("run", help="serve until SIGTERM")
     _option(run, "--role", type=_role, default="node", metavar="node|gateway", help="a gateway runs no model")
     _option(
@@ -103,6 +104,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _option(run, "--mqtt", default="", help="HOST:PORT of the region's MQTT broker; default: as told on join")
     _option(run, "--enrol", default="", help="HOST:PORT where certificates are renewed; default: as told on join")
+    _option(
+        run,
+        "--token-file",
+        type=_path,
+        metavar="FILE",
+        help="a join token for a machine that is no member yet: it joins at --enrol, then serves",
+    )
     _option(run, "--grpc", type=_address, default="127.0.0.1:8001", help="HOST:PORT for requests, client certificate")
     _option(run, "--rest", type=_address, default="127.0.0.1:8000", help="HOST:PORT for requests over REST")
     _option(run, "--token-port", type=_address, default="127.0.0.1:8002", help="HOST:PORT for requests, bearer token")
@@ -149,6 +157,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     for each in (join, run):
+        _option(each, "--name", default="", help="of a node that joins; default: the token's, else its host name")
         each.add_argument(
             "--label", action="append", default=[], type=_label, metavar="K=V", help="for selectors; repeatable"
         )
@@ -241,4 +250,6 @@ def config(parsed: argparse.Namespace) -> Config:
         cache_quota=parsed.cache_quota,
         publisher_keys=parsed.publisher_keys,
         emulate_condition=parsed.emulate_condition,
+        token_file=parsed.token_file,
+        name=parsed.name,
     )

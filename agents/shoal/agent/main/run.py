@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 from shoal.agent.cache.directory import DirectoryCache
 from shoal.agent.cache.publishers import Publishers, load_keys
@@ -44,7 +45,10 @@ READY_POLL_S = Seconds(0.05)
 
 
 def run(config: Config) -> int:
-    """Raises ShoalError(UNAUTHENTICATED | ROLE_DENIED | CONFLICT | FIELD_INVALID)."""
+    """Raises ShoalError(UNAUTHENTICATED | ROLE_DENIED | CONFLICT | FIELD_INVALID), and what joining raises."""
+    unconfined = confinement.lacking() if config.role is Role.AGENT else ()
+    if config.token_file is not None and not enrolment.is_member(config.state_dir):
+        _join(config, config.token_file)
     member = enrolment.load(config.state_dir)
     files = Files(config.identity)
     identity = files.identity()
@@ -57,10 +61,23 @@ def run(config: Config) -> int:
         )
     logs.configure(process="supervisor", keep=config.state_dir / FOLDER / "supervisor.log")
     no_dumps()
-    unconfined = confinement.lacking() if config.role is Role.AGENT else ()
     with enrolment.alone(config.state_dir):
         asyncio.run(_serve(config, member, files, identity, unconfined))
     return 0
+
+
+def _join(config: Config, token_file: Path) -> None:
+    """Raises ShoalError(FIELD_INVALID), and what joining raises."""
+    if not config.enrol:
+        remedy = "say where the coordinator redeems tokens"
+        raise refuse(Code.FIELD_INVALID, "--token-file without --enrol", "--enrol HOST:PORT", remedy)
+    try:
+        token = token_file.read_text().strip()
+    except (OSError, ValueError) as cause:
+        found, remedy = f"--token-file {token_file}: {cause}", "put one there: shoal token create"
+        raise refuse(Code.FIELD_INVALID, found, "a file with a join token", remedy) from cause
+    wall = SystemClock().wall()
+    enrolment.join(config.state_dir, config.enrol, token, name=config.name, labels={}, wall=wall)
 
 
 async def _serve(
