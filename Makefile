@@ -11,11 +11,14 @@ PYPROJECTS := pyproject.toml constraints.txt $(wildcard */pyproject.toml)
 WORKERS ?= 2
 LINK ?= grpc
 SIMULATED := .simulation.log
+IMAGES := etcd mosquitto prometheus agent coordinator operator
+BASE ?= debian:bookworm-slim
+WHEELS := dist/wheels/.made
 IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long openvino lint types protos docs bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose openvino wheels images lint types protos docs bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -74,6 +77,30 @@ test-alone: $(TEST_STAMP) packages
 
 test-long: $(TEST_STAMP) $(OPENVINO)/.installed packages ## the unscaled runs: minutes of real time each
 	$(PYTEST) tests -m long
+
+# For the Python of the images' Debian; with another one here, pip asks its registry while they are built.
+$(WHEELS): $(STAMP)
+	rm -rf dist/wheels && mkdir -p dist/wheels
+	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+	    $(BIN)/pip wheel -q --disable-pip-version-check -w dist/wheels -c constraints.txt \
+	        ./protos ./policies './agents[cpu]' ./coordinator ./cli hatchling && rm -f dist/wheels/shoal*.whl; \
+	fi
+	touch $@
+
+wheels: $(WHEELS) ## what the images install, in dist/wheels: no registry is asked when they are built
+
+images: $(WHEELS) ## all images, shoal/NAME, for docker-compose.yml
+	deploy/images/base.sh $(BASE)
+	@for image in $(IMAGES); do \
+	    docker build -q --network host --build-arg BASE=$(BASE) --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL \
+	        -f deploy/images/Dockerfile --target $$image -t shoal/$$image . || exit 1; \
+	done
+	@docker image ls --filter 'reference=shoal/*'
+
+test-compose: $(TEST_STAMP) ## real containers and networks: docker-compose.yml, hurt; installs and starts the engine where there is none
+	tests/compose/engine.sh
+	$(MAKE) --no-print-directory images
+	$(PYTEST) tests/compose -m compose
 
 lint: $(TEST_STAMP) ## ruff and the import contracts
 	$(BIN)/ruff check .

@@ -9,6 +9,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from shoal.client.contexts import Context, Contexts
 from shoal.client.inference import Answer, Inference
 from shoal.client.region import Region
-from shoal.client.renewal import freshen, renew_context
+from shoal.client.renewal import freshen, is_due, renew_context
 
-__all__ = ["Answer", "Context", "Contexts", "Inference", "Region", "freshen", "renew_context"]
+__all__ = ["Answer", "Context", "Contexts", "Inference", "Region", "freshen", "is_due", "renew_context"]

@@ -55,7 +55,7 @@ class _Book:
 
 
 class Contexts:
-    """The user's contexts in `folder`."""
+    """The user's contexts in `folder`, which may be moved, or mounted elsewhere, with the files that lie in it."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or home()
@@ -108,7 +108,10 @@ class Contexts:
             return _Book((), "")
         try:
             data = json.loads(self._file.read_text())
-            return _Book(tuple(Context(**entry) for entry in data["contexts"]), str(data["current"]))
+            contexts = tuple(Context(**entry) for entry in data["contexts"])
+            return _Book(
+                tuple(replace(one, folder=str(self.folder / one.folder)) for one in contexts), str(data["current"])
+            )
         except (ValueError, KeyError, TypeError) as cause:
             raise refuse(
                 Code.STATE_CORRUPT,
@@ -119,5 +122,10 @@ class Contexts:
 
     def _write(self, book: _Book) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        data = {"current": book.current, "contexts": [asdict(context) for context in book.contexts]}
+        contexts = [replace(one, folder=self._beneath(one.folder)) for one in book.contexts]
+        data = {"current": book.current, "contexts": [asdict(context) for context in contexts]}
         write_private(self._file, json.dumps(data, indent=1).encode())
+
+    def _beneath(self, folder: str) -> str:
+        path = Path(folder)
+        return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else folder

@@ -30,7 +30,7 @@ def freshen(context: Context) -> Refusal | None:
     """Renews when it is due. What went wrong is told, and no error: the certificate may be good for a while yet."""
     complete(Path(context.folder))
     try:
-        if context.enrolment and _is_due(context):
+        if context.enrolment and is_due(context.certificate):
             renew_context(context)
     except ShoalError as error:
         return error.refusal
@@ -39,7 +39,8 @@ def freshen(context: Context) -> Refusal | None:
     return None
 
 
-def _is_due(context: Context) -> bool:
-    identity = identity_of_pem(context.certificate.read_bytes())
+def is_due(certificate: Path) -> bool:
+    """Whether two thirds of its life are over. Raises OSError."""
+    identity = identity_of_pem(certificate.read_bytes())
     issued = identity.not_before + BACKDATED_S
     return time.time() >= issued + SHARE * (identity.not_after - issued)  # noqa: TID251 - a command's own clock

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,19 +17,15 @@ from typing import Any, Final
 
 from shoal.client import Context, Contexts, Region
 from shoal.devstack import broker, etcd, layout
+from shoal.devstack.joining import Say, client_files, federate, wait
 from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
 from shoal.devstack.layout import Asked, Member, Stack
 from shoal.devstack.scale import Rate, time_scale
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.v1.operator_pb2 import Document, FederationView
-from shoal.wire.enrol import redeem
-from shoal.wire.private import write_private
 from shoal.wire.unix import reachable
 
-Say = Callable[[str], None]
 CONTEXT: Final = "dev"
 NODES_READY_WITHIN_S: Final = 90.0
-ACQUAINTED_WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +125,7 @@ class Control:
                 self._wait_measured(api, stack.of(name))
             stack = self._scaled(apis, stack, say)
             for name, api in apis.items():
-                self._client_files(api, stack.of(name), self._client(stack, name))
+                client_files(api, stack.of(name).at("enrol"), self._client(stack, name))
             self._federate(apis, stack, say)
         for name in stack.regions:
             self._contexts.save(self._operator(stack.of(name), context_of(stack, name)), use=name == stack.region)
@@ -180,20 +175,9 @@ class Control:
             ",".join(replica.addresses["link"] for replica in stack.federation),
             str(self.folder / door.name / "operator"),
         )
+        doors = ",".join(layout.road(replica.addresses["enrol"]) for replica in stack.federation)
         with Region(operator) as federation:
-            for name, api in apis.items():
-                if api.federation() is None:
-                    say(f"{name} joins the federation")
-                    token = federation.create_token("region", name, 300.0).token
-                    doors = ",".join(layout.road(replica.addresses["enrol"]) for replica in stack.federation)
-                    api.join_federation(doors, token)
-                    api.apply([Document(name=f"{name}.yaml", text=layout.TRADING.format(region=name))])
-
-        def acquainted() -> bool:
-            views = [api.federation() for api in apis.values()]
-            return all(view is not None and _knows(view, len(apis)) for view in views)
-
-        _wait(acquainted, ACQUAINTED_WITHIN_S, "every region to know the others")
+            federate(federation, doors, apis, say)
         self._contexts.save(operator, use=False)
 
     def running(self) -> bool:
@@ -221,7 +205,7 @@ class Control:
         for name in self._context_names():
             self._contexts.remove(name)
         limit = 3 * STOP_WITHIN_S + 5
-        _wait(lambda: not (self.folder / SOCKET).exists(), limit, "the local federation to stop")
+        wait(lambda: not (self.folder / SOCKET).exists(), limit, "the local federation to stop")
 
     def purge(self) -> None:
         """Deletes the folder of a stack that does not run."""
@@ -289,7 +273,7 @@ class Control:
                 start_new_session=True,
             )
         try:
-            _wait(self.running, 15.0, "the keeper to listen")
+            wait(self.running, 15.0, "the keeper to listen")
         except ShoalError as cause:
             raise refuse(Code.INTERNAL, last_line(log), "a keeper that starts", f"read {log}") from cause
 
@@ -319,7 +303,7 @@ class Control:
             devices = api.get("devices").devices
             return wanted <= ready and wanted <= {one.node for one in devices if one.receipt.node}
 
-        _wait(measured, NODES_READY_WITHIN_S, "every node to be ready and measured")
+        wait(measured, NODES_READY_WITHIN_S, "every node to be ready and measured")
 
     def _scaled(self, apis: Mapping[str, Region], stack: Stack, say: Say) -> Stack:
         """One scale for all regions: they share the machine."""
@@ -346,18 +330,10 @@ class Control:
             }
             return emulated <= again
 
-        _wait(back, NODES_READY_WITHIN_S, "the emulated nodes to be back with their scale")
+        wait(back, NODES_READY_WITHIN_S, "the emulated nodes to be back with their scale")
         for name, api in apis.items():
             self._wait_measured(api, stack.of(name))
         return stack
-
-    def _client_files(self, api: Region, stack: Stack, folder: Path) -> None:
-        if not (folder / "cert.pem").exists():
-            token = api.create_token("tenant", layout.TENANT, 300.0).token
-            redeem(stack.at("enrol"), token, layout.TENANT).write(folder)
-        if not (folder / "bearer").exists():
-            bearer = api.create_token("bearer", layout.TENANT, 30 * 86400.0).token
-            write_private(folder / "bearer", bearer.encode())
 
     def _describe(self, stack: Stack) -> Up:
         operator = self._contexts.get(CONTEXT)
@@ -368,11 +344,6 @@ class Control:
 def context_of(stack: Stack, region: str) -> str:
     """Of the region's operator."""
     return CONTEXT if region == stack.region else f"{CONTEXT}-{region}"
-
-
-def _knows(view: FederationView, count: int) -> bool:
-    """Whether a region lists so many, and what they have free."""
-    return len(view.members) == count and all(member.advertises for member in view.members)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -389,13 +360,3 @@ def _free_ports(count: int) -> list[int]:
                 continue
             ports.append(port)
     return ports
-
-
-def _wait(condition: Callable[[], bool], limit_s: float, what: str) -> None:
-    end = time.monotonic() + limit_s  # noqa: TID251 - a command's own deadline
-    while not condition():
-        if time.monotonic() > end:  # noqa: TID251
-            raise refuse(
-                Code.DEADLINE_EXCEEDED, f"not within {limit_s:g}s", what, "shoal dev status; read the logs it names"
-            )
-        time.sleep(0.1)  # noqa: TID251

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,18 +36,19 @@ def require() -> str:
     return found
 
 
-def prepare(folder: Path, now: datetime.datetime) -> None:
-    """A CA of the cluster's own and a certificate for its members and one for coordinators, once."""
+def prepare(folder: Path, now: datetime.datetime, hosts: Sequence[str] = (HERE, ROAD)) -> None:
+    """A CA of the cluster's own and a certificate for its members and one for coordinators, once. hosts: by which the
+    members are dialled, localhost besides."""
     files = folder / FILES
     if (files / "key.pem").exists():
         return
     files.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca_key, ca_name = new_key(), _name("Shoal local etcd")
-    ca = _signed(ca_name, ca_name, ca_key.public_key(), ca_key, now, ca=True)
+    ca = _signed(ca_name, ca_name, ca_key.public_key(), ca_key, now)
     write_private(files / "ca.pem", ca.public_bytes(serialization.Encoding.PEM))
     for stem in ("member-", ""):
         key = new_key()
-        certificate = _signed(_name(f"{stem}etcd"), ca_name, key.public_key(), ca_key, now, ca=False)
+        certificate = _signed(_name(f"{stem}etcd"), ca_name, key.public_key(), ca_key, now, ("localhost", *hosts))
         write_private(files / f"{stem}cert.pem", certificate.public_bytes(serialization.Encoding.PEM))
         write_private(files / f"{stem}key.pem", key_pem(key))
 
@@ -91,10 +93,9 @@ def _signed(
     public_key: ec.EllipticCurvePublicKey,
     by: ec.EllipticCurvePrivateKey,
     now: datetime.datetime,
-    *,
-    ca: bool,
+    hosts: Sequence[str] = (),
 ) -> x509.Certificate:
-    hosts = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(each)) for each in (HERE, ROAD))]
+    """hosts: none for a CA."""
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -103,8 +104,15 @@ def _signed(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS_DIFFER)
         .not_valid_after(now + _YEARS)
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=not hosts, path_length=None), critical=True)
     )
-    if not ca:
-        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName([*map(_host, hosts)]), critical=False)
     return builder.sign(by, hashes.SHA256())
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
