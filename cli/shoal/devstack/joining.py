@@ -21,8 +21,8 @@ ACQUAINTED_WITHIN_S: Final = 60.0
 
 
 def enrol(api: Region, door: str, role: str, name: str, folder: Path) -> bool:
-    """Has `cert.pem`, `key.pem` and `ca.pem` of this client in `folder`; whether they had to be made: there were none, or
-    of another CA, or their end is near.
+    """Has `cert.pem`, `key.pem` and `ca.pem` of this client in `folder`; whether they had to be made: none, or
+    others of another CA, or their end is near.
 
     api: as an operator. door: host:port where tokens are redeemed. Raises ShoalError."""
     certificate = folder / "cert.pem"
