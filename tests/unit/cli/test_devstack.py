@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from shoal.client import Contexts
-from shoal.devstack import broker, etcd, layout
+from shoal.client import Context, Contexts
+from shoal.devstack import broker, compose, etcd, layout
 from shoal.devstack.control import Control
 from shoal.devstack.keeper import Keeper
 from shoal.types.codes import Code, ShoalError
@@ -113,3 +113,46 @@ def test_etcd_that_is_not_installed_says_how_to_install_it(tmp_path: Path, monke
     assert refused.value.refusal.code is Code.NOT_FOUND
     assert "apt-get install etcd-server" in refused.value.refusal.remedy
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
+
+
+def test_etcd_members_are_dialled_by_the_names_that_their_certificate_has(tmp_path: Path) -> None:
+    etcd.prepare(tmp_path, datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC), ("etcd-1", "10.0.0.1"))
+    for name in ("member-cert.pem", "cert.pem"):
+        certificate = x509.load_pem_x509_certificate((tmp_path / etcd.FILES / name).read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.DNSName) == ["localhost", "etcd-1"]
+        assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+
+
+def test_contexts_are_found_where_their_folder_was_moved(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    inside = Context("edge", "edge", "127.0.0.1:1", str(before / "edge" / "operator"))
+    elsewhere = Context("dev", "home", "127.0.0.1:2", str(tmp_path / "dev"))
+    for context in (inside, elsewhere):
+        Contexts(before).save(context)
+    before.rename(after)
+    assert Contexts(after).get("edge").folder == str(after / "edge" / "operator")
+    assert Contexts(after).get("dev") == elsewhere
+
+
+def test_what_is_mounted_says_which_containers_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ShoalError) as refused:
+        compose.members_in(tmp_path)
+    assert refused.value.code is Code.NOT_FOUND
+    for path in (
+        "edge/coordinator/edge-coordinator",
+        "edge/agent/edge-npu/identity",
+        "federation/federation/federation",
+    ):
+        (tmp_path / path).mkdir(parents=True)
+    found = compose.members_in(tmp_path)
+    assert [(each.region, each.role, each.name) for each in found] == [
+        ("edge", "agent", "edge-npu"),
+        ("edge", "coordinator", "edge-coordinator"),
+        ("federation", "federation", "federation"),
+    ]
+    assert found[1].operator.address == "edge-coordinator:7443"
+    assert compose.outside("edge", "127.0.0.1:7100")["rest"] == "127.0.0.1:7104"
+    with pytest.raises(ShoalError) as wrong:
+        compose.outside("edge", "7100")
+    assert wrong.value.code is Code.FIELD_INVALID
