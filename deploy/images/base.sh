@@ -6,6 +6,7 @@ base=${1:-debian:bookworm-slim}
 suite=bookworm
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 
+docker version >/dev/null
 if docker image inspect "$base" >/dev/null 2>&1 || docker pull --quiet "$base" 2>/dev/null; then
     exit 0
 fi
