@@ -210,8 +210,10 @@ class _Connection:
         try:
             async with asyncio.timeout(LINGER_S):
                 await self._writer.wait_closed()
-        except OSError:
+        except TimeoutError:
             self._writer.transport.abort()
+        except OSError:
+            pass  # it is gone: Python 3.11.2 fails where it is asked to end that
 
     def _identify(self) -> None:
         connection: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
