@@ -71,7 +71,7 @@ def test_the_readme_s_policy_is_applied_and_answered_right_at_the_gateway(models
     (expected,) = session.run(None, {"x": LINE})
     with Inference(models.client()) as client:
         (found,) = client.infer("reader", {"x": LINE}).outputs.values()
-    assert np.allclose(found, expected, atol=1e-5)
+    assert np.allclose(found, np.asarray(expected), atol=1e-5)
 
 
 def test_a_replica_moves_live_under_load_without_a_lost_or_wrong_answer(models: Compose) -> None:

@@ -64,7 +64,8 @@ class Member:
 
 def members_in(stack: Path) -> tuple[Member, ...]:
     """Raises ShoalError(NOT_FOUND)."""
-    found = tuple(Member(*path.relative_to(stack).parts, path) for path in sorted(stack.glob("*/*/*")))
+    paths = sorted(stack.glob("*/*/*"))
+    found = tuple(Member(path.parent.parent.name, path.parent.name, path.name, path) for path in paths)
     if not found:
         raise refuse(Code.NOT_FOUND, f"{stack} holds no REGION/ROLE/NAME", "volumes of members", "mount them there")
     return found
