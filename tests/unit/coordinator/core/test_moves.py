@@ -8,7 +8,7 @@ from unit.coordinator.core.region import DIGEST, GIB, SMALL, START, Region, devi
 from shoal.coordinator.core.fleet import updates
 from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.migration.machine import LIMITS
-from shoal.coordinator.core.migration.model import Aborted, Cause, Stage
+from shoal.coordinator.core.migration.model import Aborted, Cause, RollingBack, Stage
 from shoal.coordinator.core.migration.tolerance import default
 from shoal.types.assignment import Served
 from shoal.types.codes import Code
@@ -427,3 +427,15 @@ def test_one_that_stands_by_leaves_a_cordoned_node_when_another_stands_by() -> N
     assert region.desired[spare].assignments == ()
     assert 0 not in held, "make before break"
     assert len(region.replicas()) == 2
+
+
+def test_a_move_whose_targets_node_falls_silent_ends_with_that() -> None:
+    region = settled("a", "b")
+    moving = region.migrate("b")
+    region.step()
+    region.agents["b"].heard = False
+    region.run(10)
+    state = region.migrations[moving].state
+    assert isinstance(state, RollingBack | Aborted)
+    assert (state.refusal.code, state.refusal.found) == (Code.NODE_SUSPECT, "b is silent")
+    assert weights(region, "a") == {"a": 1.0}

@@ -240,7 +240,7 @@ class _Scene:
             self._sight(migration.source, leaving=isinstance(migration.state, Draining)),
             self._sight(target, leaving=True) if target is not None else Sight(),
             self._broken.get(target.assignment) if target is not None else None,
-            _unwanted(plan, migration),
+            _unwanted(plan, migration, self._fleet),
             plan.unmoved.get(migration.id) if plan is not None else None,
             plan is not None and migration.id not in plan.unmoved,
         )
@@ -296,7 +296,7 @@ class _Scene:
         )
 
 
-def _unwanted(plan: WorkloadPlan | None, migration: Migration) -> Refusal | None:
+def _unwanted(plan: WorkloadPlan | None, migration: Migration, fleet: Fleet) -> Refusal | None:
     if plan is None:
         return Refusal(Code.WORKLOAD_UNKNOWN, f"{migration.workload} was deleted")
     if plan.elsewhere:
@@ -306,6 +306,9 @@ def _unwanted(plan: WorkloadPlan | None, migration: Migration) -> Refusal | None
         return None
     if any(each.keeps == target.assignment for each in plan.targets):
         return None
+    state = fleet.nodes.get(target.node)
+    if state is not None and state.liveness is Liveness.SUSPECT:
+        return Refusal(Code.NODE_SUSPECT, f"{target.node} is silent", "a node that reports")
     return Refusal(Code.CONFLICT, f"{target.where} is not where the plan has it now")
 
 
