@@ -1,7 +1,8 @@
 #!/bin/sh
 # Debian packages that tests need: a C compiler and headers, for the library that stands between a program and its disk;
 # the MQTT broker, with its dynamic-security plugin (Debian's package holds both); what makes a network that can be cut;
-# etcd, behind which three coordinators keep their state; espeak-ng, which speaks for those who are listened to.
+# etcd, behind which three coordinators keep their state; espeak-ng, which speaks for those who are listened to;
+# Prometheus, whose promtool makes alerts fire.
 set -eu
 missing=""
 command -v gcc >/dev/null || missing="$missing gcc"
@@ -11,6 +12,7 @@ command -v gcc >/dev/null || missing="$missing gcc"
 [ -x /usr/sbin/nft ] || missing="$missing nftables"
 [ -x /usr/bin/espeak-ng ] || missing="$missing espeak-ng"
 command -v etcd >/dev/null || missing="$missing etcd-server"
+command -v promtool >/dev/null || missing="$missing prometheus"
 [ -n "$missing" ] || exit 0
 echo "installing$missing"
 run=""

@@ -19,6 +19,7 @@ from shoal.coordinator.main.options import Address, Config
 from shoal.coordinator.main.serving import open_store, private, reserved, serve_metrics
 from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
+from shoal.coordinator.telemetry.store import TimedStore
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.units import Seconds
 from shoal.wire import logfiles
@@ -130,7 +131,7 @@ async def serve(config: Config, role: str, stand: Stand, stopping: asyncio.Event
     longer counts. Raises ShoalError when it cannot be opened, or served from, at the start."""
     private(config.data_dir)
     process = Process(config, role)
-    store = await open_store(config)
+    store = await _opened(config, process)
     while True:
         try:
             await stand(config, process, store, stopping)
@@ -143,13 +144,17 @@ async def serve(config: Config, role: str, stand: Stand, stopping: asyncio.Event
             await store.close()
         while not stopping.is_set():
             try:
-                store = await open_store(config)
+                store = await _opened(config, process)
                 break
             except ShoalError as error:
                 log.error("store not opened", refusal=str(error))
                 await first_of(stopping.wait(), asyncio.sleep(RETRY_S))
         if stopping.is_set():
             return
+
+
+async def _opened(config: Config, process: Process) -> OpenStore:
+    return TimedStore(await open_store(config), process.clock, process.meter.store_took)
 
 
 async def first_of(*waits: Awaitable[object]) -> None:

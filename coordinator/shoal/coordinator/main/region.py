@@ -3,7 +3,8 @@
 import argparse
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -365,9 +366,24 @@ def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks], schedule: Sc
         "sessions": {(): float(sum(link.connected for link in links))},
         "nodes": nodes,
         "workloads": {(): float(len(region.workloads.intents))},
-        "waits": {(): float(len(region.workloads.waits))},
+        "waits": _numbered(("code", wait.code) for wait in region.workloads.waits),
+        "placements": _numbered(
+            ("tenant", each.workload.tenant, "workload", each.workload.name)
+            for desired in region.workloads.desired.values()
+            for each in desired.assignments
+            if not each.draining
+        ),
+        "migrations": _numbered(("stage", each.stage) for each in region.workloads.migrations.live),
         **backup_gauges(schedule),
         "store_writable": {(): float(region.store_refusal is None)},
         "signal": {(("signal", name),): signal.value for name, signal in signals.items()},
         "signal_stale": {(("signal", name),): float(signal.stale) for name, signal in signals.items()},
+    }
+
+
+def _numbered(said: Iterable[tuple[str, ...]]) -> Mapping[tuple[tuple[str, str], ...], float]:
+    """How many there are of each; (label, value, label, value, ..)."""
+    return {
+        tuple((each[index], str(each[index + 1])) for index in range(0, len(each), 2)): float(number)
+        for each, number in Counter(said).items()
     }

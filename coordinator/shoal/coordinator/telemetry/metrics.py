@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from shoal.types.units import Seconds
 from shoal.wire import scrape
 
 PREFIX = "shoal_coordinator"
+STORE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Bounds of its histogram."""
 Gauges = Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
 """name -> labels -> value"""
 
@@ -19,6 +22,13 @@ class PrometheusMeter:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
+        self._store = Histogram(
+            "shoal_coordinator_store_seconds",
+            "of operations of the store",
+            ["operation"],
+            registry=self.registry,
+            buckets=STORE_S,
+        )
 
     def count(self, name: str, **labels: str) -> None:
         counter = self._counters.get(name)
@@ -27,6 +37,9 @@ class PrometheusMeter:
                 f"{PREFIX}_{name}", name.replace("_", " "), sorted(labels), registry=self.registry
             )
         (counter.labels(**labels) if labels else counter).inc()
+
+    def store_took(self, operation: str, seconds: Seconds) -> None:
+        self._store.labels(operation=operation).observe(seconds)
 
     def observe(self, gauges: Callable[[], Gauges]) -> None:
         """gauges: read at each scrape."""
