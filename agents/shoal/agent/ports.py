@@ -178,6 +178,16 @@ class Cache(Protocol):
         ...
 
 
+class Recordings(Protocol):
+    """Where recordings go: the coordinator."""
+
+    async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None:
+        """What this replica of the model answered. When it returns, that is the model's reference.
+
+        Raises ShoalError(CONFLICT | ROLE_DENIED | ..): another's is, or that was not asked, or nobody took it yet."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What this node shows and whom it believes. serial: of its certificate. roots: fingerprints of CAs."""
@@ -330,6 +340,14 @@ class FrontStats:
     """(assignment, sessions that it has)"""
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """verdict: whether its answers can be a reference. content: the pack of inputs and answers; empty where not."""
+
+    verdict: Verdict
+    content: bytes
+
+
 class Front(Protocol):
     """The data-plane process, kept running; configured whole each time."""
 
@@ -359,6 +377,12 @@ class Front(Protocol):
         """Compares what this worker answers with what `asked` names. pack: path of its verified bytes, "" without one.
 
         Raises ShoalError where there is no verdict to be had, or not yet: the source does not answer, say."""
+        ...
+
+    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
+        """What this worker answers, as its model's reference. pack: path of inputs, "": they are made up.
+
+        Raises ShoalError where that came to nothing yet."""
         ...
 
     async def stats(self) -> FrontStats: ...

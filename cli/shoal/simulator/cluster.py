@@ -16,7 +16,7 @@ from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Wor
 from shoal.simulator.moves import moves_in, told
 from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
 from shoal.simulator.operators import Operators
-from shoal.simulator.storage import Cache, Journal, Models, Moment, Store, Watched, format_store, unwatched
+from shoal.simulator.storage import Cache, Journal, Models, Moment, Recordings, Store, Watched, format_store, unwatched
 from shoal.simulator.watch import Watch
 from shoal.simulator.world import Clock, Process, World
 from shoal.types.codes import Code
@@ -209,6 +209,7 @@ class Cluster:
             front=Front(process, machine),
             journal=Journal(world, process, machine.disk, machine.name),
             cache=Cache(process, self.network, machine.name, machine.disk, machine.bytes, chance),
+            recordings=Recordings(),
             signer=Signer(),
             clock=machine.clock,
             nonce=lambda: chance.token(16),

@@ -13,6 +13,7 @@ from shoal.agent.ports import (
     Keeper,
     LocalWorker,
     Pace,
+    Recorded,
     Witness,
     WorkerAdopted,
     WorkerEvent,
@@ -555,6 +556,9 @@ class Front:
         drift = Drift("y", Metric.MAX_REL, 1e-3, 0.0 if passed else 1.0, passed)
         used = InputsFrom.GENERATED
         return Verdict(asked.migration, passed, code, reason, asked.against, used, asked.samples, (drift,))
+
+    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
+        raise NotImplementedError("no scenario verifies against a reference")
 
     async def _answer(self, asked: Verification) -> str:
         """What the source answers to one input. Raises ShoalError."""

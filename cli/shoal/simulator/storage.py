@@ -277,6 +277,13 @@ class Models:
         return None
 
 
+class Recordings:
+    """The agent's port."""
+
+    async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None:
+        raise NotImplementedError("no scenario verifies against a reference")
+
+
 class Cache:
     """The agent's Cache port: fetching takes time and needs the coordinator.
 

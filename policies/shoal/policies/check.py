@@ -170,7 +170,8 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.migration.verify.against": Live(
             _MOVES,
             (Code.VERIFY_FAILED, Code.VERIFY_IMPOSSIBLE),
-            note="reference: the outputs that `model.samples` hold; also for what takes the place of a lost one",
+            note="reference: the outputs in `model.samples`, else what the first replica answered; also for what takes "
+            "the place of a lost one",
             reads="against",
         ),
         "spec.migration.verify.inputs": Live(_MOVES, (Code.VERIFY_IMPOSSIBLE,), reads="inputs"),
@@ -482,7 +483,7 @@ def _migration(migration: Migration) -> Rule:
             _unreachable(
                 "allow_gap, and answers compared with those of a replica that has gone",
                 "verify: {against: reference}",
-                "give the workload samples with outputs and verify against these, or remove allow_gap",
+                "verify against a reference, pushed or recorded, or remove allow_gap",
             ),
         )
     if migration.drain is not None and migration.drain > DRAIN_S:

@@ -21,6 +21,15 @@ class Against(StrEnum):
     NONE = "none"
 
 
+class Recording(StrEnum):
+    """Of a model without a reference: who makes one."""
+
+    AWAITED = "awaited"
+    """Another replica; this one waits, and is then judged by it."""
+    HERE = "here"
+    """This replica: what it answers is the reference from then on."""
+
+
 class InputsFrom(StrEnum):
     CAPTURED = "captured"
     """Requests that the source has had, kept in memory with the workload's consent."""
@@ -127,7 +136,8 @@ class Verification:
     the workload's samples or the reference's inputs and outputs; empty where neither is asked for. samples: inputs to
     compare. within_s: until then it has passed or failed. advisory: as MigrationRule has it. agreement: what it is
     compared with answers in another region, under this agreement; then source_node is a gateway of this region that
-    leads there. beside: it serves on meanwhile, and its answers are what the other's are judged by."""
+    leads there. beside: it serves on meanwhile, and its answers are what the other's are judged by. recording: there is
+    no reference yet; then `pack` has no more than inputs to record one with."""
 
     migration: str
     against: Against
@@ -143,6 +153,7 @@ class Verification:
     advisory: bool = False
     agreement: str = ""
     beside: bool = False
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +199,8 @@ class Drift:
 class Verdict:
     """What came of a verification. inputs: what was really used; samples: how many. code, reason: why it did not pass;
     None where it did. inputs_sha256: over the inputs in their order, as proof of what was compared (no input leaves its
-    node by this)."""
+    node by this). pack: digest of the reference. recorded: nothing was compared; the reference was made of its answers.
+    """
 
     migration: str
     passed: bool
@@ -199,6 +211,8 @@ class Verdict:
     samples: int
     drifts: tuple[Drift, ...] = ()
     inputs_sha256: str = ""
+    pack: str = ""
+    recorded: bool = False
 
 
 def admits(verdict: Verdict, *, advisory: bool) -> bool:

@@ -49,6 +49,11 @@ class ArtifactsStub:
                 request_serializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
                 _registered_method=True)
+        self.Record = channel.stream_unary(
+                '/shoal.v1.Artifacts/Record',
+                request_serializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/shoal.v1.Artifacts/List',
                 request_serializer=shoal_dot_v1_dot_artifacts__pb2.ListModelsRequest.SerializeToString,
@@ -85,6 +90,13 @@ class ArtifactsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request_iterator, context):
+        """As Push, of what the replica `recorded_by` answered: the first that is stored is its model's reference.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,6 +124,11 @@ def add_ArtifactsServicer_to_server(servicer, server):
             ),
             'Inspect': grpc.stream_unary_rpc_method_handler(
                     servicer.Inspect,
+                    request_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.FromString,
+                    response_serializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.SerializeToString,
+            ),
+            'Record': grpc.stream_unary_rpc_method_handler(
+                    servicer.Record,
                     request_deserializer=shoal_dot_v1_dot_artifacts__pb2.PushChunk.FromString,
                     response_serializer=shoal_dot_v1_dot_artifacts__pb2.PushReply.SerializeToString,
             ),
@@ -205,6 +222,33 @@ class Artifacts:
             request_iterator,
             target,
             '/shoal.v1.Artifacts/Inspect',
+            shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
+            shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/shoal.v1.Artifacts/Record',
             shoal_dot_v1_dot_artifacts__pb2.PushChunk.SerializeToString,
             shoal_dot_v1_dot_artifacts__pb2.PushReply.FromString,
             options,

@@ -1052,6 +1052,7 @@ class Verification(_message.Message):
     ADVISORY_FIELD_NUMBER: _builtins.int
     AGREEMENT_FIELD_NUMBER: _builtins.int
     BESIDE_FIELD_NUMBER: _builtins.int
+    RECORDING_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     against: _builtins.str
     inputs: _builtins.str
@@ -1066,6 +1067,8 @@ class Verification(_message.Message):
     """What differs is told, and the replica is let in all the same."""
     agreement: _builtins.str
     beside: _builtins.bool
+    recording: _builtins.str
+    """Empty, or: awaited | here"""
     @_builtins.property
     def tolerances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tolerance]: ...
     def __init__(
@@ -1085,10 +1088,11 @@ class Verification(_message.Message):
         advisory: _builtins.bool = ...,
         agreement: _builtins.str = ...,
         beside: _builtins.bool = ...,
+        recording: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advisory", b"advisory", "against", b"against", "agreement", b"agreement", "beside", b"beside", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "pack_bytes", b"pack_bytes", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advisory", b"advisory", "against", b"against", "agreement", b"agreement", "beside", b"beside", "inputs", b"inputs", "migration", b"migration", "pack", b"pack", "pack_bytes", b"pack_bytes", "recording", b"recording", "samples", b"samples", "source", b"source", "source_address", b"source_address", "source_node", b"source_node", "tolerances", b"tolerances", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1164,6 +1168,8 @@ class Verdict(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     DRIFTS_FIELD_NUMBER: _builtins.int
     INPUTS_SHA256_FIELD_NUMBER: _builtins.int
+    PACK_FIELD_NUMBER: _builtins.int
+    RECORDED_FIELD_NUMBER: _builtins.int
     migration: _builtins.str
     passed: _builtins.bool
     code: _builtins.str
@@ -1172,6 +1178,9 @@ class Verdict(_message.Message):
     inputs: _builtins.str
     samples: _builtins.int
     inputs_sha256: _builtins.str
+    pack: _builtins.str
+    """Digest of the reference; recorded: made of its answers."""
+    recorded: _builtins.bool
     @_builtins.property
     def drifts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drift]: ...
     def __init__(
@@ -1186,10 +1195,12 @@ class Verdict(_message.Message):
         samples: _builtins.int = ...,
         drifts: _abc.Iterable[Global___Drift] | None = ...,
         inputs_sha256: _builtins.str = ...,
+        pack: _builtins.str = ...,
+        recorded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "code", b"code", "drifts", b"drifts", "inputs", b"inputs", "inputs_sha256", b"inputs_sha256", "migration", b"migration", "passed", b"passed", "reason", b"reason", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["against", b"against", "code", b"code", "drifts", b"drifts", "inputs", b"inputs", "inputs_sha256", b"inputs_sha256", "migration", b"migration", "pack", b"pack", "passed", b"passed", "reason", b"reason", "recorded", b"recorded", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

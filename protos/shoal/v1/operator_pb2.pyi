@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from shoal.v1 import artifacts_pb2 as _artifacts_pb2
 from shoal.v1 import federation_pb2 as _federation_pb2
 from shoal.v1 import nouns_pb2 as _nouns_pb2
 import builtins as _builtins
@@ -1057,6 +1058,7 @@ class WorkloadView(_message.Message):
     INGRESS_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
     RELAXED_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     policy: _builtins.str
     wanted: _builtins.int
@@ -1077,6 +1079,10 @@ class WorkloadView(_message.Message):
     def ingress(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Ingress]: ...
     @_builtins.property
     def relaxed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReferenceView]:
+        """Where its policy verifies against a reference: of each model."""
+
     def __init__(
         self,
         *,
@@ -1094,14 +1100,40 @@ class WorkloadView(_message.Message):
         ingress: _abc.Iterable[_nouns_pb2.Ingress] | None = ...,
         document: _builtins.str = ...,
         relaxed: _abc.Iterable[_builtins.str] | None = ...,
+        references: _abc.Iterable[Global___ReferenceView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "gives_up_at", b"gives_up_at", "ingress", b"ingress", "models", b"models", "policy", b"policy", "ready", b"ready", "reason", b"reason", "references", b"references", "relaxed", b"relaxed", "retry_at", b"retry_at", "revision", b"revision", "since", b"since", "state", b"state", "wanted", b"wanted", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkloadView: _TypeAlias = WorkloadView  # noqa: Y015
+
+@_typing.final
+class ReferenceView(_message.Message):
+    """pack: absent where the first replica has yet to record it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PACK_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def pack(self) -> _artifacts_pb2.Pack: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        pack: _artifacts_pb2.Pack | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pack", b"pack"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pack", b"pack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReferenceView: _TypeAlias = ReferenceView  # noqa: Y015
 
 @_typing.final
 class PlacementView(_message.Message):
@@ -2030,6 +2062,7 @@ class MigrationView(_message.Message):
     CAME_FIELD_NUMBER: _builtins.int
     VERDICT_SHA256_FIELD_NUMBER: _builtins.int
     GAP_S_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     stage: _builtins.str
     cause: _builtins.str
@@ -2072,6 +2105,10 @@ class MigrationView(_message.Message):
     def came(self) -> Global___MoveCame:
         """Absent until it was done for a while."""
 
+    @_builtins.property
+    def reference(self) -> _artifacts_pb2.Pack:
+        """What its verdict is by; absent without one, and where it was removed."""
+
     def __init__(
         self,
         *,
@@ -2094,10 +2131,11 @@ class MigrationView(_message.Message):
         came: Global___MoveCame | None = ...,
         verdict_sha256: _builtins.str = ...,
         gap_s: _builtins.float = ...,
+        reference: _artifacts_pb2.Pack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "expected", b"expected", "reason", b"reason", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["came", b"came", "expected", b"expected", "reason", b"reason", "reference", b"reference", "source", b"source", "target", b"target", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gap_s", b"gap_s", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "came", b"came", "cause", b"cause", "expected", b"expected", "gap_s", b"gap_s", "gives_up_at", b"gives_up_at", "id", b"id", "readings", b"readings", "reason", b"reason", "reference", b"reference", "share", b"share", "source", b"source", "stage", b"stage", "stages", b"stages", "target", b"target", "to", b"to", "verdict", b"verdict", "verdict_sha256", b"verdict_sha256", "why", b"why", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

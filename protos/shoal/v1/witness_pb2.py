@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import nouns_pb2 as shoal_dot_v1_dot_nouns__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shoal/v1/witness.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\"G\n\x0f\x43\x61pturedRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\nassignment\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"!\n\rCapturedReply\x12\x10\n\x08requests\x18\x01 \x03(\x0c\"G\n\rAnswerRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\nassignment\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\"\x1f\n\x0b\x41nswerReply\x12\x10\n\x08response\x18\x01 \x01(\x0c\"+\n\x06Sample\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x10\n\x08response\x18\x02 \x01(\x0c\"Q\n\x07\x41nswers\x12\x10\n\x08\x65xpected\x18\x01 \x01(\x0c\x12\x0b\n\x03got\x18\x02 \x01(\x0c\x12\'\n\ntolerances\x18\x03 \x03(\x0b\x32\x13.shoal.v1.Tolerance\"L\n\x08\x43ompared\x12\x1f\n\x06\x64rifts\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Drift\x12\r\n\x05\x66\x61ult\x18\x02 \x01(\t\x12\x10\n\x08\x65lements\x18\x03 \x01(\x03\x32\x83\x01\n\x07Witness\x12>\n\x08\x43\x61ptured\x12\x19.shoal.v1.CapturedRequest\x1a\x17.shoal.v1.CapturedReply\x12\x38\n\x06\x41nswer\x12\x17.shoal.v1.AnswerRequest\x1a\x15.shoal.v1.AnswerReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shoal/v1/witness.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\"G\n\x0f\x43\x61pturedRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\nassignment\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"!\n\rCapturedReply\x12\x10\n\x08requests\x18\x01 \x03(\x0c\"G\n\rAnswerRequest\x12\x11\n\tmigration\x18\x01 \x01(\t\x12\x12\n\nassignment\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\"\x1f\n\x0b\x41nswerReply\x12\x10\n\x08response\x18\x01 \x01(\x0c\"+\n\x06Sample\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x10\n\x08response\x18\x02 \x01(\x0c\"-\n\x08Recorded\x12!\n\x07samples\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Sample\"Q\n\x07\x41nswers\x12\x10\n\x08\x65xpected\x18\x01 \x01(\x0c\x12\x0b\n\x03got\x18\x02 \x01(\x0c\x12\'\n\ntolerances\x18\x03 \x03(\x0b\x32\x13.shoal.v1.Tolerance\"L\n\x08\x43ompared\x12\x1f\n\x06\x64rifts\x18\x01 \x03(\x0b\x32\x0f.shoal.v1.Drift\x12\r\n\x05\x66\x61ult\x18\x02 \x01(\t\x12\x10\n\x08\x65lements\x18\x03 \x01(\x03\x32\x83\x01\n\x07Witness\x12>\n\x08\x43\x61ptured\x12\x19.shoal.v1.CapturedRequest\x1a\x17.shoal.v1.CapturedReply\x12\x38\n\x06\x41nswer\x12\x17.shoal.v1.AnswerRequest\x1a\x15.shoal.v1.AnswerReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,10 +42,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ANSWERREPLY']._serialized_end=270
   _globals['_SAMPLE']._serialized_start=272
   _globals['_SAMPLE']._serialized_end=315
-  _globals['_ANSWERS']._serialized_start=317
-  _globals['_ANSWERS']._serialized_end=398
-  _globals['_COMPARED']._serialized_start=400
-  _globals['_COMPARED']._serialized_end=476
-  _globals['_WITNESS']._serialized_start=479
-  _globals['_WITNESS']._serialized_end=610
+  _globals['_RECORDED']._serialized_start=317
+  _globals['_RECORDED']._serialized_end=362
+  _globals['_ANSWERS']._serialized_start=364
+  _globals['_ANSWERS']._serialized_end=445
+  _globals['_COMPARED']._serialized_start=447
+  _globals['_COMPARED']._serialized_end=523
+  _globals['_WITNESS']._serialized_start=526
+  _globals['_WITNESS']._serialized_end=657
 # @@protoc_insertion_point(module_scope)

@@ -137,6 +137,28 @@ class Sample(_message.Message):
 Global___Sample: _TypeAlias = Sample  # noqa: Y015
 
 @_typing.final
+class Recorded(_message.Message):
+    """Inputs and the answers that become a model's reference."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sample]: ...
+    def __init__(
+        self,
+        *,
+        samples: _abc.Iterable[Global___Sample] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recorded: _TypeAlias = Recorded  # noqa: Y015
+
+@_typing.final
 class Answers(_message.Message):
     """Two answers to one input, and how far the second may be from the first."""
 

@@ -5,6 +5,8 @@ from typing import Final
 
 INFER_BYTES: Final = 64 * 2**20
 """Largest inference request or response, expanded (the default cap of Triton's HTTP front end)."""
+PACK_BYTES: Final = 64 * 2**20
+"""Largest pack of samples: the file, and all its arrays together."""
 LINK_BYTES: Final = 4 * 2**20
 """Largest message on an agent's link or the operator API."""
 ENROL_BYTES: Final = 32 * 2**10

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.profile import TensorSpec
+from shoal.wire.limits import PACK_BYTES
 
 Array = NDArray[Any]
 
-MAX_BYTES: Final = 64 * 2**20
-"""Of all arrays together, and of the file."""
 MAX_ARRAYS: Final = 256
 _STRING_BYTES: Final = 64
 """What one string takes as an object, however short it is."""
@@ -56,10 +55,10 @@ class SamplePack:
 def read_pack(data: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> SamplePack:
     """Raises ShoalError(MODEL_INVALID)."""
     specs = {spec.name: spec for spec in (*outputs, *inputs)}
-    if len(data) > MAX_BYTES:
-        raise _invalid(f"{len(data)} bytes", f"at most {MAX_BYTES}")
+    if len(data) > PACK_BYTES:
+        raise _invalid(f"{len(data)} bytes", f"at most {PACK_BYTES}")
     arrays: dict[str, Array] = {}
-    left = MAX_BYTES
+    left = PACK_BYTES
     try:
         if (listed := _listed(data)) > MAX_ARRAYS:
             raise _invalid(f"{listed} arrays", f"at most {MAX_ARRAYS}")
@@ -83,6 +82,38 @@ def read_pack(data: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[Tenso
     if len(counts) != 1 or counts == {0}:
         raise _invalid(f"{sorted(counts)} samples", "as many of each, at least one")
     return SamplePack(counts.pop(), {spec.name: arrays[spec.name] for spec in inputs}, answers)
+
+
+def write_pack(
+    samples: Sequence[tuple[Mapping[str, Array], Mapping[str, Array]]],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+) -> bytes:
+    """(inputs, answers) of each, as `read_pack` reads them; the same samples give the same bytes. Raises
+    ShoalError(MODEL_INVALID): shapes that differ from one to another, more than a file may hold, or what none can."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for side, specs in enumerate((inputs, outputs)):
+            for spec in specs:
+                array = _column(spec.name, [sample[side][spec.name] for sample in samples])
+                with archive.open(spec.name + _ENDING, "w") as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+    content = file.getvalue()
+    read_pack(content, inputs, outputs)
+    return content
+
+
+def _column(name: str, values: Sequence[Array]) -> Array:
+    shapes = sorted({value.shape for value in values})
+    if len(shapes) != 1:
+        raise _invalid(f"{name!r:.80} in shapes {shapes!s:.80}", "one shape")
+    found: Array = np.stack(values)
+    if found.dtype != np.object_:
+        return found
+    texts = np.array([text if isinstance(text, str) else "" for text in found.flat], np.str_).reshape(found.shape)
+    if not np.array_equal(texts.astype(np.object_), found):
+        raise _invalid(f"{name!r:.80} holds bytes that are no text, or end in NUL", "text")
+    return texts
 
 
 def _listed(data: bytes) -> int:

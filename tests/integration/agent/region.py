@@ -165,6 +165,9 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
     async def Inspect(self, request_iterator: object, context: Any) -> artifacts_pb2.PushReply:
         raise NotImplementedError("operators only")
 
+    async def Record(self, request_iterator: object, context: Any) -> artifacts_pb2.PushReply:
+        raise NotImplementedError("nobody is asked to")
+
     async def List(self, request: object, context: Any) -> artifacts_pb2.ListModelsReply:
         raise NotImplementedError("operators only")
 

@@ -1,6 +1,7 @@
 """A new replica compared with the one that it takes over from: real fronts and workers of two nodes of a region."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,14 +20,14 @@ from harness.oip import Tensor
 from harness.pki import Authority, Files
 from harness.samples import verification
 from shoal.agent.clock import SystemClock
-from shoal.agent.ports import Witness
+from shoal.agent.ports import Recorded, Witness
 from shoal.coordinator.core.graph import profile_of
 from shoal.coordinator.core.migration.tolerance import default
 from shoal.coordinator.core.prediction.demand import work_of
 from shoal.types.assignment import Work
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
-from shoal.types.migration import Against, InputsFrom, Verdict, Verification, Verifier
+from shoal.types.migration import Against, InputsFrom, Recording, Verdict, Verification, Verifier
 from shoal.types.profile import ModelProfile
 from shoal.types.workload import WorkloadKey
 from shoal.v1 import witness_pb2
@@ -218,6 +219,43 @@ async def test_the_workloads_own_samples_are_used_and_their_answers_against_a_re
     with pytest.raises(ShoalError) as caught:
         await pair.verify(**of("junk"))
     assert caught.value.code is Code.MODEL_INVALID
+
+
+async def test_what_one_replica_answered_is_what_others_are_judged_by(pair: Pair) -> None:
+    async def recorded(model: bytes, file: str = "", work: Work = WORK, **changes: Any) -> Recorded:
+        name = await pair.load(model, work=work)
+        asked = pair.asked(against=Against.REFERENCE, recording=Recording.HERE, **changes)
+        try:
+            return await pair.new.front.record(pair.new.local(name), asked, file)
+        finally:
+            assert pair.new.workers is not None
+            await pair.new.workers.stop(name)
+            pair.new.models.pop(name, None)
+
+    first, again = await recorded(RIGHT), await recorded(RIGHT, migration="m-2")
+    assert (first.verdict.passed, first.verdict.recorded, first.verdict.samples) == (True, True, 8), first.verdict
+    assert first.content == again.content, "the same model draws the same inputs, whoever asks"
+    path = pair.folder / "recorded.npz"
+    path.write_bytes(first.content)
+    assert first.verdict.pack == onnx_models.digest(first.content)
+    terms: dict[str, Any] = {"file": str(path), "pack": first.verdict.pack, "inputs": InputsFrom.SAMPLES}
+    for model, passed in ((RIGHT, True), (onnx_models.dense(noise=0.05), False)):
+        verdict = await pair.verify(model, against=Against.REFERENCE, **terms)
+        assert (verdict.passed, verdict.pack, verdict.recorded) == (passed, first.verdict.pack, False), verdict
+    inputs = np.load(path)
+    np.savez(pair.folder / "asked.npz", x=2 * inputs["x"])
+    asked = pair.folder / "asked.npz"
+    own = await recorded(
+        RIGHT, str(asked), inputs=InputsFrom.SAMPLES, pack=onnx_models.digest(asked.read_bytes()), migration="m-3"
+    )
+    assert (own.verdict.passed, own.verdict.inputs) == (True, InputsFrom.SAMPLES)
+    assert np.array_equal(np.load(io.BytesIO(own.content))["x"], 2 * inputs["x"])
+    uneven = await recorded(onnx_models.fill(), work=Work(shapes={"x": (1,)}))
+    assert (uneven.content, uneven.verdict.code) == (b"", Code.VERIFY_IMPOSSIBLE)
+    assert "shapes" in uneven.verdict.reason
+    large = await recorded(onnx_models.heavy(10), work=Work(shapes={"x": (1,)}))
+    assert (large.content, large.verdict.code) == (b"", Code.VERIFY_IMPOSSIBLE)
+    assert "take more than" in large.verdict.reason
 
 
 async def test_only_who_the_region_named_is_answered(pair: Pair) -> None:

@@ -48,6 +48,7 @@ LINK: Mapping[str, set[Role]] = {
     "Artifacts/Fetch": NODES | WRITERS,
     "Artifacts/Push": WRITERS,
     "Artifacts/Inspect": WRITERS,
+    "Artifacts/Record": {Role.AGENT},
     "Artifacts/List": READERS,
     "Artifacts/Remove": WRITERS,
     "Operator/WhoAmI": READERS | {Role.COORDINATOR},

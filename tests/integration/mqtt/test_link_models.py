@@ -3,7 +3,8 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from contract.link.ends import CLOCK, NODE, OTHER, REGION, Counted, identity_fil
 
 from harness.pki import Authority
 from harness.region import DIGEST, KnownModels
+from harness.samples import assignment, verification
 from shoal.agent.link.credentials import Files
 from shoal.agent.link.https import HttpsModels
+from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.authorise import RULES
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.clock import SystemIds
 from shoal.coordinator.controllers.region import Region, RegionConfig
@@ -21,6 +25,7 @@ from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Version
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.types.migration import Against, Recording
 from shoal.types.units import Bytes, Seconds
 from shoal.wire.identity import Identity, check_validity, require
 
@@ -64,15 +69,15 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     await region.models.push("ocr", Bytes(len(MODEL)), DIGEST, models.read(DIGEST, 0), actor="test")
     region.workloads.desired[NODE] = DesiredSet(NODE, Version("h", 1, 1), (), (), (DIGEST,), (), Seconds(1.0))
 
-    def admit(caller: Identity) -> None:
+    def admit(method: str, caller: Identity) -> None:
         if (found := check_validity(caller, CLOCK.wall())) is not None:
             raise ShoalError(found)
-        require(caller, region=REGION, roles=frozenset({Role.AGENT, Role.OPERATOR}))
+        require(caller, region=REGION, roles=RULES[method])
         if caller.serial in revoked:
             raise refuse(Code.CERT_REVOKED, "it was revoked")
 
     files = identity_files(tmp_path / "server", authority.issue(Role.COORDINATOR, "coordinator"))
-    server = ModelServer(region, files, admit, meter)
+    server = ModelServer(region, files, admit, AuditTrail(region.events, meter), meter)
     yield Served(tmp_path, authority, server, await server.start("127.0.0.1", 0), revoked)
     await server.stop()
 
@@ -149,6 +154,24 @@ async def answer_to_a_stranger(port: int, context: ssl.SSLContext | None) -> byt
         writer.transport.abort()
 
 
+async def test_what_a_node_was_asked_to_record_is_kept_and_nothing_else(served: Served) -> None:
+    content = b"inputs and answers"
+    digest = "sha256:" + sha256(content).hexdigest()
+    models, catalog = served.models(), served.server._region.workloads
+    with pytest.raises(ShoalError) as caught:
+        await models.record("a-1", DIGEST, digest, content)
+    assert caught.value.code is Code.ROLE_DENIED
+    asked = verification("r-1", against=Against.REFERENCE, recording=Recording.HERE)
+    one = replace(assignment("a-1"), model=DIGEST, verification=asked)
+    catalog.desired[NODE] = replace(catalog.desired[NODE], assignments=(one,))
+    for other in (served.models(name=OTHER), served.models(Role.OPERATOR, NODE)):
+        with pytest.raises(ShoalError) as caught:
+            await other.record("a-1", DIGEST, digest, content)
+        assert caught.value.code is Code.ROLE_DENIED
+    await models.record("a-1", DIGEST, digest, content)
+    assert catalog.catalog.references[DIGEST, ""].pack.digest == digest
+
+
 async def test_a_server_that_is_gone(served: Served) -> None:
     models = served.models()
     await served.server.stop()
@@ -156,8 +179,9 @@ async def test_a_server_that_is_gone(served: Served) -> None:
 
 
 async def test_an_impostor_of_the_region_is_not_its_coordinator(served: Served, tmp_path: Path) -> None:
+    region = served.server._region
     files = identity_files(tmp_path / "impostor", served.authority.issue(Role.AGENT, "edge-9"))
-    impostor = ModelServer(served.server._region, files, lambda caller: None, Counted())
+    impostor = ModelServer(region, files, lambda method, caller: None, AuditTrail(region.events, Counted()), Counted())
     port = await impostor.start("127.0.0.1", 0)
     issued = Files(identity_files(tmp_path / "me", served.authority.issue(Role.AGENT, NODE)).folder)
     assert (await refusal(HttpsModels(issued, lambda: f"127.0.0.1:{port}", CLOCK))).code is Code.CERT_UNTRUSTED

@@ -14,7 +14,7 @@ from shoal.cli.render.output import line
 from shoal.cli.render.resources import show
 from shoal.client import Region
 from shoal.types.codes import Code, ShoalError
-from shoal.v1 import operator_pb2
+from shoal.v1 import nouns_pb2, operator_pb2
 
 
 class Listed:
@@ -163,3 +163,25 @@ def test_a_move_is_taken_back_by_its_name_alone() -> None:
     asked = CliRunner().invoke(migrate, ["reader", "--cancel", "m-1", "--replica", "a-1"])
     assert isinstance(asked.exception, ShoalError)
     assert asked.exception.code is Code.FIELD_INVALID
+
+
+def test_it_says_by_which_reference_a_replica_was_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    move = view("m-1", "done")
+    move.stages.add(stage="planned", at=1.8e9)
+    passed = nouns_pb2.Verdict(migration="m-1", passed=True, inputs="generated", samples=8, pack="sha256:a")
+    passed.against = "reference"
+    move.verdict.CopyFrom(passed)
+    show_migration(move)
+    assert "reference sha256:a, removed since" in capsys.readouterr().out
+    move.reference.digest = "sha256:a"
+    show_migration(move)
+    assert "reference sha256:a, pushed" in capsys.readouterr().out
+    by = move.reference.recorded
+    by.node, by.device, by.provider, by.precision, by.at = "edge-1", "cpu0", "CPUExecutionProvider", "fp32", 1.8e9
+    show_migration(move)
+    found = capsys.readouterr().out
+    assert "verified against reference with 8 generated inputs: passed" in found
+    assert "recorded by edge-1/cpu0 (CPUExecutionProvider fp32) at 2027-01-15" in found
+    move.verdict.recorded = True
+    show_migration(move)
+    assert "recorded as the reference with 8 generated inputs: passed" in capsys.readouterr().out

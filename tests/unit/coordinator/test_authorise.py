@@ -32,10 +32,14 @@ def test_other_regions_speak_by_their_coordinators_and_the_federation_only_carri
     assert foreign["/shoal.v1.Peer/Bid"] == {Role.COORDINATOR, Role.FEDERATION}
 
 
-def test_viewers_change_nothing_and_nodes_only_hold_sessions_and_fetch() -> None:
+def test_viewers_change_nothing_and_nodes_only_hold_sessions_fetch_and_record() -> None:
     reads = {
         "WhoAmI", "Plan", "Get", "History", "Explain", "CanMove", "Events", "Doctor", "List", "GetAuthority",
         "GetFederation",
     }  # fmt: skip
     assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.VIEWER in roles} == reads
-    assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.AGENT in roles} == {"Session", "Fetch"}
+    assert {method.rsplit("/", 1)[1] for method, roles in RULES.items() if Role.AGENT in roles} == {
+        "Session",
+        "Fetch",
+        "Record",
+    }

@@ -138,7 +138,7 @@ MISTAKES = [
         Code.FIELD_WITHOUT_EFFECT,
         "remove it",
     ),
-    ("a gap without a reference", policy("  migration: {allow_gap: §5s}\n"), Code.POLICY_UNREACHABLE, "samples"),
+    ("a gap without a reference", policy("  migration: {allow_gap: §5s}\n"), Code.POLICY_UNREACHABLE, "recorded"),
     (
         "captured inputs for a reference",
         policy("  migration: {verify: {against: reference, inputs: §captured}}\n"),

@@ -6,6 +6,7 @@ import zipfile
 from contextlib import suppress
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from shoal.types.codes import Code, ShoalError
 from shoal.types.profile import TensorSpec
-from shoal.wire.samples import MAX_BYTES, read_pack
+from shoal.wire.limits import PACK_BYTES
+from shoal.wire.samples import read_pack, write_pack
 
 X, N, TEXT = TensorSpec("x", "FP32", (-1, 3)), TensorSpec("n", "INT64", ()), TensorSpec("t", "BYTES", (2,))
 Y = TensorSpec("y", "FP32", (-1, 2))
@@ -55,6 +57,37 @@ def test_answers_come_with_it_where_all_of_them_do() -> None:
     assert found.sample(3)[1]["y"].tolist() == [[1, 1]]
 
 
+def test_what_is_written_is_read_and_the_same_again() -> None:
+    texts = np.array(["ß", ""], np.object_)
+    samples = [
+        ({"x": np.full((1, 3), at, np.float32), "n": np.int64(at) * np.ones((), np.int64), "t": texts},
+         {"y": np.full((1, 2), np.nan, np.float32)})
+        for at in range(8)
+    ]  # fmt: skip
+    content = write_pack(samples, (X, N, TEXT), (Y,))
+    assert content == write_pack(samples, (X, N, TEXT), (Y,))
+    found = read_pack(content, (X, N, TEXT), (Y,))
+    inputs, answers = found.sample(5)
+    assert (found.count, inputs["x"].tolist(), int(inputs["n"]), list(inputs["t"])) == (8, [[5.0] * 3], 5, ["ß", ""])
+    assert np.isnan(answers["y"]).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "values"),
+    [
+        (X, [np.zeros((1, 3), np.float32), np.zeros((2, 3), np.float32)]),
+        (TEXT, [np.array(["a\0", "b"], np.object_)] * 2),
+        (TEXT, [np.array([b"\xff", "b"], np.object_)] * 2),
+        (TensorSpec("h", "BF16", (1,)), [np.zeros(1, ml_dtypes.bfloat16)] * 2),
+        (X, [np.zeros((PACK_BYTES // 12, 3), np.float32)] * 2),
+    ],
+)
+def test_what_no_pack_can_hold_is_not_written(spec: TensorSpec, values: list[Any]) -> None:
+    with pytest.raises(ShoalError) as caught:
+        write_pack([({spec.name: value}, {}) for value in values], (spec,), ())
+    assert caught.value.code is Code.MODEL_INVALID
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -64,8 +97,8 @@ def test_answers_come_with_it_where_all_of_them_do() -> None:
         raw({"x.npy": header("(2, 1, 3)") + bytes(1000)}), raw({"x.npy": header(f"({2**40}, 1, 3)")}),
         raw({"x.npy": header("(-1, 1, 3)")}), raw({"x.npy": header("(2, 1, 3)", "|O")}),
         raw({"x.npy": header("(2, 1, 3)", version=b"\x09\x00")}), raw({"../x.npy": header("(2, 1, 3)") + bytes(24)}),
-        raw({"x.npy": header(f"({MAX_BYTES}, 1, 3)") + bytes(MAX_BYTES)}),
-        raw({"x.npy": header("(2, 1, 3)", "[('a', '<f4')]")}), bytes(MAX_BYTES + 1),
+        raw({"x.npy": header(f"({PACK_BYTES}, 1, 3)") + bytes(PACK_BYTES)}),
+        raw({"x.npy": header("(2, 1, 3)", "[('a', '<f4')]")}), bytes(PACK_BYTES + 1),
         raw({"x.npy": header(f"({2**40}, 1, 3)", "<U0")}),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
-from shoal.types.migration import DRAIN_S, Against, Verdict, Verification, admits
+from shoal.types.migration import DRAIN_S, Against, Recording, Verdict, Verification, admits
 from shoal.types.profile import TensorSpec
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -439,9 +439,13 @@ def _take(state: State, event: Event, now: Elapsed, limits: Limits) -> Step:
                     return state, ()
         case Ready():
             match event:
-                case Exited():
+                case Exited(own_fault):
                     if now - state.since >= limits.settled_s:
                         state = replace(state, record=replace(state.record, attempts=0, crashes=0))
+                    verification = state.asked.verification
+                    if own_fault and verification is not None and verification.recording is Recording.HERE:
+                        verdict = _without(verification, Code.VERIFY_FAILED, "it ended while it was recorded")
+                        state = replace(state, record=replace(state.record, verdict=verdict))
                     return _exit(state, event, now, limits)
                 case Drain():
                     return _drain(state, now, limits)
@@ -570,7 +574,10 @@ def _warm(asked: Assignment, record: Record, service: Service, now: Elapsed) -> 
         return Ready(asked, record, now, service), ()
     within_s = verification.within_s if verification.within_s > 0 else 0.0  # NaN is no deadline
     until = Elapsed(now + within_s)
-    return Verifying(asked, record, now, until, service, verification), (Verify(verification), WakeAt(until))
+    warm = Verifying(asked, record, now, until, service, verification)
+    if verification.recording is Recording.AWAITED:
+        return warm, (WakeAt(until),)
+    return warm, (Verify(verification), WakeAt(until))
 
 
 def _has_shown(verification: Verification, verdict: Verdict | None) -> bool:
@@ -586,11 +593,13 @@ def _is_beside(asked: Assignment, migration: str = "") -> bool:
 
 
 def _beside(asked: Assignment, record: Record) -> tuple[Effect, ...]:
-    """Unless that was done."""
-    verification = asked.verification
-    if verification is None or (record.verdict is not None and record.verdict.migration == verification.migration):
+    """Unless that was done. What was recorded is asked for again where it was removed."""
+    verification, verdict = asked.verification, record.verdict
+    if verification is None:
         return ()
-    return (Verify(verification),)
+    if verdict is None or verdict.migration != verification.migration:
+        return (Verify(verification),)
+    return (Verify(verification),) if verdict.passed and verification.recording is Recording.HERE else ()
 
 
 def _judge(state: Verifying, verdict: Verdict, now: Elapsed) -> Step:
@@ -604,10 +613,13 @@ def _judge(state: Verifying, verdict: Verdict, now: Elapsed) -> Step:
 
 def _unproven(state: Verifying, code: Code, why: str, now: Elapsed) -> Step:
     """It is over without a comparison."""
-    asked = state.verification
-    verdict = Verdict(asked.migration, False, code, why, asked.against, asked.inputs, 0)
-    after, effects = _judge(state, verdict, now)
+    after, effects = _judge(state, _without(state.verification, code, why), now)
     return after, (StopVerify(), *effects)
+
+
+def _without(asked: Verification, code: Code, why: str) -> Verdict:
+    """Nothing was compared."""
+    return Verdict(asked.migration, False, code, why, asked.against, asked.inputs, 0)
 
 
 def _fail(state: State, refusal: Refusal, now: Elapsed, limits: Limits, *first: Effect) -> Step:
@@ -711,7 +723,9 @@ def _why(state: State) -> _Why:
         case Warming():
             return Code.WAITING_FOR_WARMUP, "warming up", None, state.until, None
         case Verifying():
-            why = "comparing its answers" if state.why is None else f"to be compared: {state.why}"
+            awaits = state.verification.recording is Recording.AWAITED
+            why = "its reference is recorded first" if awaits else "comparing its answers"
+            why = why if state.why is None else f"to be compared: {state.why}"
             return Code.WAITING_FOR_VERIFY, why, state.again_at, state.until, state.service
         case Ready():
             return None, "", None, None, state.service

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shoal.types.codes import Code
-from shoal.types.migration import Drift, InputsFrom, Metric, Verdict, Verification
+from shoal.types.migration import Against, Drift, InputsFrom, Metric, Verdict, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,17 @@ def judge(asked: Verification, used: InputsFrom, compared: Sequence[Compared], i
         samples=len(compared),
         drifts=drifts,
         inputs_sha256=inputs_sha256,
+        pack=asked.pack if asked.against is Against.REFERENCE else "",
+    )
+
+
+def recorded(
+    asked: Verification, used: InputsFrom, samples: int, inputs_sha256: str, pack: str, why: str = ""
+) -> Verdict:  # fmt: skip
+    """pack: digest of the reference that was made of its answers; empty: there is none, and why."""
+    code = None if pack else Code.VERIFY_IMPOSSIBLE
+    return Verdict(
+        asked.migration, code is None, code, why, asked.against, used, samples, (), inputs_sha256, pack, recorded=True
     )
 
 

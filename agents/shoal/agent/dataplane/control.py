@@ -1,7 +1,7 @@
 """What supervisor and front say to each other, and its form in a frame.
 
-Kinds that a front answers: `configure` (a Configuration), `verify` (an Order; a Verdict), `stats` (FrontStats),
-`lease` (until when), `drain`, `stop`.
+Kinds that a front answers: `configure` (a Configuration), `verify` (an Order; a Verdict), `record` (an Order;
+Recorded), `stats` (FrontStats), `lease` (until when), `drain`, `stop`.
 """
 
 import base64
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.agent.core.routing import Limits
-from shoal.agent.ports import FrontStats, Keeper, LocalWorker, Witness
+from shoal.agent.frames import Message
+from shoal.agent.ports import FrontStats, Keeper, LocalWorker, Recorded, Witness
 from shoal.types.assignment import Credential, Crossing, Ingress, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.migration import Giver, Handover, Verification, Verifier
+from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.route import Route
 from shoal.types.units import Elapsed, Wall
 from shoal.types.workload import WorkloadKey
@@ -85,7 +86,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """To compare what a worker answers with what `asked` names. pack: as the Front port says."""
+    """To compare what a worker answers with what `asked` names, or to record it. pack: as the Front port says."""
 
     worker: LocalWorker
     asked: Verification
@@ -105,6 +106,20 @@ def unpack_order(payload: bytes) -> Order:
         return Order(_worker(said["worker"]), asked, str(said["pack"]))
     except (ValueError, TypeError, KeyError) as error:
         raise _invalid("order to verify", error) from error
+
+
+def pack_recorded(recorded: Recorded) -> Message:
+    verdict = base64.b64encode(nouns.encode(recorded.verdict)).decode()
+    return Message("recorded", {"verdict": verdict}, recorded.content)
+
+
+def unpack_recorded(message: Message) -> Recorded:
+    """Raises ShoalError(MESSAGE_INVALID)."""
+    try:
+        verdict = nouns.decode(Verdict, base64.b64decode(message.header["verdict"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise _invalid("verdict of a recording", error) from error
+    return Recorded(verdict, message.payload)
 
 
 def pack(configuration: Configuration) -> bytes:

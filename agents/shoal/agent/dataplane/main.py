@@ -162,6 +162,10 @@ def _handlers(
         verdict = await verifier.verify(order.worker, order.asked, order.pack)
         return Message("verdict", {}, nouns.encode(verdict))
 
+    async def record(message: Message) -> Message:
+        order = control.unpack_order(message.payload)
+        return control.pack_recorded(await verifier.record(order.worker, order.asked, order.pack))
+
     async def drain(_: Message) -> Message:
         plane.drain()
         return Message("draining")
@@ -170,7 +174,15 @@ def _handlers(
         stages.stopped.set()
         return Message("stopping")
 
-    return {"configure": configure, "lease": lease, "verify": verify, "stats": stats, "drain": drain, "stop": stop}
+    return {
+        "configure": configure,
+        "lease": lease,
+        "verify": verify,
+        "record": record,
+        "stats": stats,
+        "drain": drain,
+        "stop": stop,
+    }
 
 
 async def _until_over(stopped: asyncio.Event, server: FrameServer, orphan_after_s: float) -> None:

@@ -19,7 +19,7 @@ from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig, Order
 from shoal.agent.frames import FrameClient, start_time
-from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker, Witness
+from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker, Recorded, Witness
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.migration import Verdict, Verification
@@ -142,6 +142,12 @@ class FrontProcess:
         client = await self._connected()
         order = control.pack_order(Order(worker, asked, pack))
         return nouns.decode(Verdict, (await client.call("verify", order, timeout=asked.within_s)).payload)
+
+    async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
+        """Raises ShoalError; no later than `asked.within_s`."""
+        client = await self._connected()
+        order = control.pack_order(Order(worker, asked, pack))
+        return control.unpack_recorded(await client.call("record", order, timeout=asked.within_s))
 
     async def stats(self) -> FrontStats:
         """Raises ShoalError while the front is being restarted."""

@@ -106,9 +106,10 @@ class ChosenSession:
 
 
 class Models(Protocol):
-    """Where models come from."""
+    """Where models come from, and recordings go."""
 
     def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]: ...
+    async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None: ...
 
 
 class ChosenModels:
@@ -120,5 +121,11 @@ class ChosenModels:
         self._https = https
 
     def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
-        source: Models = self._grpc if self._link.carrier is Carrier.GRPC else self._https
-        return source.fetch(digest, offset)
+        return self._now.fetch(digest, offset)
+
+    async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None:
+        await self._now.record(assignment, model, digest, content)
+
+    @property
+    def _now(self) -> Models:
+        return self._grpc if self._link.carrier is Carrier.GRPC else self._https

@@ -139,7 +139,7 @@ class GrpcLink:
 
 
 class GrpcModels:
-    """Artifacts.Fetch: the bytes of a model from an offset on."""
+    """Artifacts.Fetch: the bytes of a model from an offset on; and what was recorded of one."""
 
     def __init__(self, files: Files, address: Callable[[], str]) -> None:
         """address: of the coordinator that leads, as far as is known."""
@@ -157,6 +157,21 @@ class GrpcModels:
                     yield chunk.data
             except grpc.RpcError as cause:
                 raise ShoalError(_fetch_refusal(refusal_of(cause))) from cause
+
+    async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None:
+        """Artifacts.Record. Raises ShoalError."""
+        head = artifacts_pb2.PushHead(size=len(content), digest=digest, samples_of=model, recorded_by=assignment)
+
+        async def chunks() -> AsyncGenerator[artifacts_pb2.PushChunk, None]:
+            yield artifacts_pb2.PushChunk(head=head)
+            for start in range(0, len(content), CHUNK_BYTES):
+                yield artifacts_pb2.PushChunk(data=content[start : start + CHUNK_BYTES])
+
+        async with open_channel(self._files, self._address(), 2 * CHUNK_BYTES + LINK_BYTES, BULK) as channel:
+            try:
+                await artifacts_pb2_grpc.ArtifactsStub(channel).Record(chunks())
+            except grpc.RpcError as cause:
+                raise ShoalError(refusal_of(cause)) from cause
 
 
 async def _greet(channel: grpc.aio.Channel, hello: Hello) -> tuple[_Call, Welcome]:

@@ -1,4 +1,5 @@
-"""The models' bytes over HTTPS from the coordinator, where the link is MQTT. Blocking reads, in threads."""
+"""The models' bytes over HTTPS from the coordinator, where the link is MQTT, and recordings to it. Blocking, in
+threads."""
 
 import asyncio
 import http.client
@@ -29,13 +30,7 @@ class HttpsModels:
 
     async def fetch(self, digest: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Raises ShoalError(FETCH_FAILED | MODEL_UNKNOWN | CERT_* | ...)."""
-        address = self._address()
-        if not address:
-            raise refuse(Code.FETCH_FAILED, "no session has said where models are", "a session", "it is tried again")
-        try:
-            connection = await asyncio.to_thread(self._connect, address)
-        except (OSError, ValueError) as cause:
-            raise _failed(address, cause) from cause
+        address, connection = await self._connected()
         try:
             response = await asyncio.to_thread(_ask, connection, digest, offset)
             while chunk := await asyncio.to_thread(response.read, CHUNK_BYTES):
@@ -44,6 +39,25 @@ class HttpsModels:
             raise _failed(address, cause) from cause
         finally:
             connection.close()
+
+    async def record(self, assignment: str, model: str, digest: str, content: bytes) -> None:
+        """Raises ShoalError."""
+        address, connection = await self._connected()
+        try:
+            await asyncio.to_thread(_put, connection, f"/v1/recordings/{assignment}/{model}/{digest}", content)
+        except (OSError, http.client.HTTPException) as cause:
+            raise _failed(address, cause) from cause
+        finally:
+            connection.close()
+
+    async def _connected(self) -> tuple[str, http.client.HTTPConnection]:
+        address = self._address()
+        if not address:
+            raise refuse(Code.FETCH_FAILED, "no session has said where models are", "a session", "it is tried again")
+        try:
+            return address, await asyncio.to_thread(self._connect, address)
+        except (OSError, ValueError) as cause:
+            raise _failed(address, cause) from cause
 
     def _connect(self, address: str) -> http.client.HTTPConnection:
         """Raises ShoalError(CERT_*), OSError."""
@@ -72,19 +86,28 @@ def _ask(connection: http.client.HTTPConnection, digest: str, offset: int) -> ht
     connection.request("GET", f"/v1/models/{digest}", headers=headers)
     response = connection.getresponse()
     if response.status != (206 if offset else 200):
-        raise ShoalError(_refusal(response.status, response.read(MOST_REFUSAL)))
+        refusal = _refusal(response.status, response.read(MOST_REFUSAL))
+        if refusal.code not in (Code.MODEL_UNKNOWN, Code.MODEL_DIGEST, Code.ROLE_DENIED):
+            refusal = Refusal(Code.FETCH_FAILED, str(refusal), "the model's bytes", "it is resumed by itself")
+        raise ShoalError(refusal)
     return response
+
+
+def _put(connection: http.client.HTTPConnection, path: str, content: bytes) -> None:
+    """Raises ShoalError, OSError, HTTPException."""
+    connection.request("PUT", path, body=content)
+    response = connection.getresponse()
+    body = response.read(MOST_REFUSAL)
+    if response.status != http.client.NO_CONTENT:
+        raise ShoalError(_refusal(response.status, body))
 
 
 def _refusal(status: int, body: bytes) -> Refusal:
     try:
         told = json.loads(body)
-        refusal = Refusal(Code(told["code"]), str(told["found"]), str(told["asked"]), str(told["remedy"]))
+        return Refusal(Code(told["code"]), str(told["found"]), str(told["asked"]), str(told["remedy"]))
     except (ValueError, KeyError, TypeError):
-        refusal = Refusal(Code.FETCH_FAILED, f"HTTP status {status}", "the model's bytes", "it is resumed by itself")
-    if refusal.code in (Code.MODEL_UNKNOWN, Code.MODEL_DIGEST, Code.ROLE_DENIED):
-        return refusal
-    return Refusal(Code.FETCH_FAILED, str(refusal), "the model's bytes", "it is resumed by itself")
+        return Refusal(Code.FETCH_FAILED, f"HTTP status {status}", "what was asked for", "it is tried again")
 
 
 def _failed(address: str, cause: Exception) -> ShoalError:

@@ -123,6 +123,7 @@ async def _serve(
         front=front,
         journal=journal,
         cache=DirectoryCache(cache, models.fetch, publishers, log, quota=config.cache_quota),
+        recordings=models,
         signer=KeySigner(files.key, region=identity.region, node=identity.name),
         clock=clock,
         nonce=lambda: secrets.token_hex(16),

@@ -14,6 +14,7 @@ from shoal.agent.ports import (
     Keeper,
     LocalWorker,
     Log,
+    Recordings,
     Witness,
     WorkerAdopted,
     WorkerEvent,
@@ -26,7 +27,7 @@ from shoal.agent.ports import (
 from shoal.agent.supervisor.gauges import Gauges, Tell
 from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import ShoalError
-from shoal.types.migration import Verification
+from shoal.types.migration import Recording, Verification
 from shoal.types.units import Elapsed, Seconds
 
 WAKE_LEAST_S = 0.001
@@ -64,6 +65,7 @@ class Replicas:
         workers: Workers,
         front: Front,
         cache: Cache,
+        recordings: Recordings,
         clock: Clock,
         gauges: Gauges,
         spawn: Spawn,
@@ -78,6 +80,7 @@ class Replicas:
         self._workers = workers
         self._front = front
         self._cache = cache
+        self._recordings = recordings
         self._clock = clock
         self._gauges = gauges
         self._spawn = spawn
@@ -262,7 +265,14 @@ class Replicas:
             if local is None:
                 return  # its exit is on the way
             pack = await self._cache.ensure(asked.pack, asked.pack_bytes) if asked.pack else ""
-            verdict = await self._front.verify(local, asked, pack)
+            if asked.recording is Recording.HERE:
+                recorded = await self._front.record(local, asked, pack)
+                verdict = recorded.verdict
+                if recorded.content:
+                    model = replica.state.asked.model
+                    await self._recordings.record(replica.name, model, verdict.pack, recorded.content)
+            else:
+                verdict = await self._front.verify(local, asked, pack)
             await self._workers.judged(replica.name, verdict)
         except ShoalError as error:
             self._log("not_verified_yet", assignment=replica.name, refusal=str(error))

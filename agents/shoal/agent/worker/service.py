@@ -6,6 +6,7 @@ device's own, that is: as waited here, divided by the profile's `time_scale`.
 """
 
 import asyncio
+import hashlib
 import mmap
 import os
 import threading
@@ -52,7 +53,7 @@ from shoal.types.migration import Tolerance
 from shoal.types.units import Bytes, Joules, Seconds
 from shoal.v1 import witness_pb2
 from shoal.wire import nouns
-from shoal.wire.samples import SamplePack, read_pack
+from shoal.wire.samples import SamplePack, read_pack, write_pack
 
 _log = structlog.get_logger(__name__)
 
@@ -125,8 +126,11 @@ class Replica:
                 await self._rests.wait()
         return await self.infer(message, metered=False)
 
-    def draw(self, seed: int, index: int) -> bytes:
-        """A request with inputs that are made up, serialized: the same for the same numbers."""
+    def draw(self, seed: int | None, index: int) -> bytes:
+        """A request with inputs that are made up, serialized: the same for the same numbers. seed: None is the model's
+        own."""
+        if seed is None:
+            seed = int.from_bytes(hashlib.sha256(self._order.digest.encode()).digest()[:8], "big")
         feeds = draw(self._engine.inputs, self._order.work.shapes, self._order.work.below, seed, index)
         return ask(feeds).SerializeToString()
 
@@ -142,6 +146,18 @@ class Replica:
         request = ask(feeds)
         response = encode(request, answers).SerializeToString() if answers else b""
         return witness_pb2.Sample(request=request.SerializeToString(), response=response).SerializeToString()
+
+    def record(self, recorded: witness_pb2.Recorded) -> bytes:
+        """A pack of these inputs and answers. Raises ShoalError(MODEL_INVALID)."""
+        inputs, outputs = self._engine.inputs, self._engine.outputs
+        samples = [
+            (
+                decode(oip.ModelInferRequest.FromString(each.request), inputs),
+                decode_answer(oip.ModelInferResponse.FromString(each.response), outputs),
+            )
+            for each in recorded.samples
+        ]
+        return write_pack(samples, inputs, outputs)
 
     def compare(self, answers: witness_pb2.Answers) -> Compared:
         """An answer that this model cannot have given differs."""
@@ -328,6 +344,7 @@ class Service:
             "answer": self._answer,
             "draw": self._draw,
             "packed": self._packed,
+            "record": self._record,
             "compare": self._compare,
             "ping": self._ping,
             "metadata": self._metadata,
@@ -408,13 +425,17 @@ class Service:
         return await self._ready(message).answer(message)
 
     async def _draw(self, message: Message) -> Message:
-        seed, index = int(message.header["seed"]), int(message.header["index"])
+        seed, index = message.header.get("seed"), int(message.header["index"])
         return Message("drawn", {}, await asyncio.to_thread(self._ready(message).draw, seed, index))
 
     async def _packed(self, message: Message) -> Message:
         header = message.header
         path, digest, index = str(header["path"]), str(header["digest"]), int(header["index"])
         return Message("packed", {}, await asyncio.to_thread(self._ready(message).packed, path, digest, index))
+
+    async def _record(self, message: Message) -> Message:
+        recorded = witness_pb2.Recorded.FromString(message.payload)
+        return Message("recorded", {}, await asyncio.to_thread(self._ready(message).record, recorded))
 
     async def _compare(self, message: Message) -> Message:
         answers = witness_pb2.Answers.FromString(message.payload)

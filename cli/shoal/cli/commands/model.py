@@ -83,7 +83,8 @@ def ls(context: str, region: str, output: str) -> None:
 @click.argument("name")
 @connection
 def rm(name: str, context: str, region: str) -> None:
-    """Remove a model by name or digest; refused IN_USE while a workload names it."""
+    """Remove a model by name or digest; refused IN_USE while a workload names it. Also samples, and a reference that
+    a replica recorded, by digest."""
     with connected(context, region) as api:
         reply = api.remove_model(name)
     line(f"removed {name}" + ("" if reply.bytes_removed else "; other names keep its bytes"))

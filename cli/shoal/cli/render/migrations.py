@@ -38,6 +38,8 @@ def show_migration(migration: operator_pb2.MigrationView) -> None:
         _show_expected(migration)
     if migration.verdict.migration:
         _show_verdict(migration.verdict, went_on=migration.stage in _AFTER_VERIFY)
+        if migration.verdict.pack:
+            line(f"reference {migration.verdict.pack}, {_origin(migration)}")
     if migration.readings:
         table(
             ["SHARE", "HELD", "REQUESTS", "ERRORS", "P95", "P95 OF THE OLD", "PASSED"],
@@ -93,7 +95,8 @@ _AFTER_VERIFY = ("shifting", "draining", "done")
 def _show_verdict(verdict: nouns_pb2.Verdict, *, went_on: bool) -> None:
     failed = "differs, and goes on as the policy says" if went_on else f"failed: {verdict.code}"
     outcome = "passed" if verdict.passed else f"{failed} {verdict.reason}".rstrip()
-    line(f"verified against {verdict.against} with {verdict.samples} {verdict.inputs} inputs: {outcome}")
+    done = "recorded as the reference" if verdict.recorded else f"verified against {verdict.against}"
+    line(f"{done} with {verdict.samples} {verdict.inputs} inputs: {outcome}")
     table(
         ["OUTPUT", "METRIC", "BOUND", "WORST", "PASSED"],
         [
@@ -101,6 +104,17 @@ def _show_verdict(verdict: nouns_pb2.Verdict, *, went_on: bool) -> None:
             for one in verdict.drifts
         ],
     )
+
+
+def _origin(migration: operator_pb2.MigrationView) -> str:
+    """Where the answers come from that it was judged by, or that it gave."""
+    if not migration.HasField("reference"):
+        return "removed since"
+    if not migration.reference.HasField("recorded"):
+        return "pushed"
+    by = migration.reference.recorded
+    runs = " ".join(part for part in (by.provider, by.runtime_version, by.precision) if part)
+    return f"recorded by {by.node}/{by.device} ({runs}) at {when(by.at)}"
 
 
 def _way(migration: operator_pb2.MigrationView) -> str:

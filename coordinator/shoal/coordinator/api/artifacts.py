@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from shoal.coordinator.api.audit import AuditTrail
-from shoal.coordinator.api.views import model_view
+from shoal.coordinator.api.views import model_view, pack_view
 from shoal.coordinator.controllers.catalog import ModelRecord
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.controllers.models import Pushed, unknown_model
@@ -44,11 +44,21 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
                 head.samples_of, Bytes(head.size), head.digest, _data(request_iterator)
             )
             existed = await finish(self._keep_pack(pack, head.samples_of, actor))
-            return artifacts_pb2.PushReply(pack=_pack_view(pack, head.samples_of), existed=existed)
+            view = pack_view(self._region.workloads.catalog, pack, head.samples_of)
+            return artifacts_pb2.PushReply(pack=view, existed=existed)
         profile = await self._region.models.receive(
             head.name, Bytes(head.size), head.digest, _data(request_iterator), signature=head.signature
         )
         return self._reply(await finish(self._keep(profile, head, actor)))
+
+    async def Record(self, request_iterator: Chunks, context: Any) -> artifacts_pb2.PushReply:
+        head = await _head(request_iterator)
+        caller = identity_of_context(context)
+        pack = await take_recording(
+            self._region, self._audit, caller, head.recorded_by, head.samples_of, Bytes(head.size), head.digest,
+            _data(request_iterator),
+        )  # fmt: skip
+        return artifacts_pb2.PushReply(pack=pack_view(self._region.workloads.catalog, pack, head.samples_of))
 
     async def _keep(self, profile: ModelProfile | None, head: artifacts_pb2.PushHead, actor: str) -> Pushed:
         pushed = await self._region.models.keep(profile, head.name, head.digest, actor=actor, signature=head.signature)
@@ -73,7 +83,7 @@ class ArtifactsService(artifacts_pb2_grpc.ArtifactsServicer):
             return artifacts_pb2.ListModelsReply(models=[self._view(catalog.models[digest], request.name)])
         views = [self._view(model, name) for model in catalog.models.values() for name in (model.names or ("",))]
         packs = [
-            _pack_view(pack, model)
+            pack_view(catalog, pack, model)
             for _, each in sorted(catalog.packs.items())
             for model, pack in each.read_for.items()
         ]
@@ -107,10 +117,21 @@ def may_fetch(region: Region, caller: Identity, digest: str) -> bool:
     )
 
 
-def _pack_view(pack: PackRef, model: str) -> artifacts_pb2.Pack:
-    return artifacts_pb2.Pack(
-        digest=pack.digest, size_bytes=pack.size_bytes, model=model, count=pack.count, answers=pack.answers
-    )
+async def take_recording(
+    region: Region, audit: AuditTrail, caller: Identity, assignment: str, model: str, size: Bytes, digest: str,
+    chunks: AsyncIterator[bytes],
+) -> PackRef:  # fmt: skip
+    """What a replica answered becomes its model's reference, if it was asked for that and is the first. Raises
+    ShoalError(ROLE_DENIED | CONFLICT | MODEL_* | DISK_FULL | STORE_FULL | ..)."""
+    by = region.workloads.provenance(caller.name, assignment, model)
+    pack = await region.models.receive_pack(model, size, digest, chunks)
+
+    async def keep() -> None:
+        await region.models.keep_pack(pack, model, actor=caller.uri, by=by)
+        await audit.note(caller.uri, "Record", pack.digest, f"{model} {assignment}")
+
+    await finish(keep())
+    return pack
 
 
 async def _head(chunks: Chunks) -> artifacts_pb2.PushHead:

@@ -32,12 +32,14 @@ _WRITE: Final[Roles] = frozenset({Role.OPERATOR})
 _READ: Final[Roles] = frozenset({Role.OPERATOR, Role.VIEWER})
 
 FETCH: Final = "/shoal.v1.Artifacts/Fetch"
-"""Also the rule of models over HTTPS."""
+RECORD: Final = "/shoal.v1.Artifacts/Record"
+"""Also the rules of models over HTTPS."""
 RULES: Final[dict[str, Roles]] = {
     "/shoal.v1.AgentLink/Session": _NODES,
     FETCH: _NODES | _WRITE,
     "/shoal.v1.Artifacts/Push": _WRITE,
     "/shoal.v1.Artifacts/Inspect": _WRITE,
+    RECORD: frozenset({Role.AGENT}),
     "/shoal.v1.Artifacts/List": _READ,
     "/shoal.v1.Artifacts/Remove": _WRITE,
     "/shoal.v1.Operator/WhoAmI": _READ | COORDINATORS,

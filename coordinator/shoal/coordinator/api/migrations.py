@@ -2,7 +2,8 @@
 
 import math
 
-from shoal.coordinator.api.views import key_view, refusal_view
+from shoal.coordinator.api.views import key_view, pack_view, refusal_view
+from shoal.coordinator.controllers.catalog import Catalog
 from shoal.coordinator.controllers.migrations import verdict_digest
 from shoal.coordinator.controllers.workloads import WorkloadsController
 from shoal.coordinator.core.migration.budget import Held
@@ -27,8 +28,9 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.coordinator.core.migration.moves import move_of
 from shoal.types.codes import Code, Refusal
+from shoal.types.migration import Verdict
 from shoal.types.units import Elapsed, Wall
-from shoal.v1 import operator_pb2
+from shoal.v1 import artifacts_pb2, operator_pb2
 from shoal.wire.nouns import to_wire
 
 
@@ -63,6 +65,7 @@ def migration_view(
         came=_came(migration.came) if migration.came is not None else None,
         gap_s=migration.gap_s if migration.gap_s is not None else math.nan,
         verdict_sha256=verdict_digest(verdict) if verdict is not None else "",
+        reference=_reference(controller.catalog, verdict, target),
     )
 
 
@@ -77,6 +80,15 @@ def unmoved_view(held: Held) -> operator_pb2.UnmovedView:
         found=held.why,
         until=held.until,
     )
+
+
+def _reference(catalog: Catalog, verdict: Verdict | None, target: Place | None) -> artifacts_pb2.Pack | None:
+    """What it was judged by, or made."""
+    if verdict is None or target is None:
+        return None
+    pack = catalog.packs.get(verdict.pack)
+    found = pack.read_for.get(target.model) if pack is not None else None
+    return pack_view(catalog, found, target.model) if found is not None else None
 
 
 def _reason(controller: WorkloadsController, migration: Migration) -> Refusal | None:

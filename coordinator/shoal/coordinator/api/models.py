@@ -1,5 +1,7 @@
 """Model bytes by digest over HTTPS, for agents whose link is MQTT: a broker carries messages, not models.
 
+`PUT /v1/recordings/ASSIGNMENT/sha256:MODEL/sha256:PACK` is Artifacts.Record: 204.
+
 `GET /v1/models/sha256:HEX` with a client certificate of the region; `Range: bytes=N-` resumes. Whom it serves what is
 decided as for Artifacts.Fetch, request by request. A refusal's body is JSON: code, found, asked, remedy.
 """
@@ -7,18 +9,22 @@ decided as for Artifacts.Fetch, request by request. A refusal's body is JSON: co
 import asyncio
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 import structlog
 from aiohttp import web
 
-from shoal.coordinator.api.artifacts import may_fetch
+from shoal.coordinator.api.artifacts import may_fetch, take_recording
+from shoal.coordinator.api.audit import AuditTrail
+from shoal.coordinator.api.authorise import FETCH, RECORD
 from shoal.coordinator.controllers.models import unknown_model
 from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.ports import Meter
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.units import Bytes
 from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import Identity, identity_of_der
 from shoal.wire.status import http_status
@@ -28,16 +34,21 @@ STALL_S: Final = 30.0
 """A reader that takes nothing for so long is cut off."""
 _RANGE: Final = re.compile(r"bytes=(\d{1,18})-")
 
+Behaviour = Callable[[web.Request, Identity], Awaitable[web.StreamResponse]]
+
 log: Final = structlog.get_logger("shoal.coordinator.models")
 
 
 class ModelServer:
-    """admit: refuses a caller (dates, region, role, revocation) on each request; raises ShoalError."""
+    """admit: refuses a caller (dates, region, role, revocation) on each request, as of a method; raises ShoalError."""
 
-    def __init__(self, region: Region, files: PemFiles, admit: Callable[[Identity], None], meter: Meter) -> None:
+    def __init__(
+        self, region: Region, files: PemFiles, admit: Callable[[str, Identity], None], audit: AuditTrail, meter: Meter
+    ) -> None:
         self._region = region
         self._files = files
         self._admit = admit
+        self._audit = audit
         self._meter = meter
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -54,7 +65,8 @@ class ModelServer:
         """The port it listens on. Raises OSError."""
         self.refresh()
         app = web.Application(client_max_size=0)
-        app.router.add_get("/v1/models/{digest}", self._serve)
+        app.router.add_get("/v1/models/{digest}", partial(self._serve, FETCH, self._answer))
+        app.router.add_put("/v1/recordings/{assignment}/{model}/{digest}", partial(self._serve, RECORD, self._record))
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         assert self._runner.server is not None, "made by setup"
@@ -70,20 +82,20 @@ class ModelServer:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
+    async def _serve(self, method: str, behaviour: Behaviour, request: web.Request) -> web.StreamResponse:
         try:
-            return await self._answer(request, self._caller(request))
+            return await behaviour(request, self._caller(method, request))
         except ShoalError as error:
-            self._meter.count("calls_refused", method="Fetch", code=error.code)
+            self._meter.count("calls_refused", method=method.rsplit("/", 1)[-1], code=error.code)
             return web.json_response(asdict(error.refusal), status=http_status(error.code))
 
-    def _caller(self, request: web.Request) -> Identity:
+    def _caller(self, method: str, request: web.Request) -> Identity:
         channel = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
         certificate = channel.getpeercert(binary_form=True) if channel is not None else None
         if certificate is None:
             raise refuse(Code.UNAUTHENTICATED, "no client certificate", "one of this region", "enrol this node")
         identity = identity_of_der(certificate)
-        self._admit(identity)
+        self._admit(method, identity)
         return identity
 
     async def _answer(self, request: web.Request, identity: Identity) -> web.StreamResponse:
@@ -107,6 +119,26 @@ class ModelServer:
             if request.transport is not None:
                 request.transport.abort()
         return answer
+
+    async def _record(self, request: web.Request, identity: Identity) -> web.StreamResponse:
+        named, size = request.match_info, Bytes(request.content_length or 0)
+        await take_recording(
+            self._region, self._audit, identity, named["assignment"], named["model"], size, named["digest"],
+            _body(request),
+        )  # fmt: skip
+        return web.Response(status=204)
+
+
+async def _body(request: web.Request) -> AsyncIterator[bytes]:
+    try:
+        while True:
+            async with asyncio.timeout(STALL_S):
+                chunk = await request.content.readany()
+            if not chunk:
+                return
+            yield chunk
+    except (TimeoutError, ConnectionError) as cause:
+        raise refuse(Code.CANCELLED, "the rest of it did not come", "all its bytes", "send it again") from cause
 
 
 def _offset(header: str) -> int:

@@ -1,12 +1,19 @@
 """What the region knows, as the operator API shows it. Pure: values in, messages out."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, Final
 
-from shoal.coordinator.controllers.catalog import Catalog, DocumentChange, DocumentKey, ModelRecord, StoredDocument
+from shoal.coordinator.controllers.catalog import (
+    Catalog,
+    DocumentChange,
+    DocumentKey,
+    ModelRecord,
+    Provenance,
+    StoredDocument,
+)
 from shoal.coordinator.controllers.enrolment import Token
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.members import Rotation
@@ -17,6 +24,7 @@ from shoal.coordinator.controllers.revisions import Revision
 from shoal.coordinator.controllers.workloads import Planned, WorkloadsController
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState
 from shoal.coordinator.core.migration.model import Cause
+from shoal.coordinator.core.migration.reference import referred
 from shoal.coordinator.core.negotiation.hold import Gone, Granted, Held, State, Stopping
 from shoal.coordinator.core.negotiation.model import Active, Awarding, Resting, Soliciting, Trade, Withdrawing
 from shoal.coordinator.core.placement.model import Candidate, Plan, Slot, WorkloadPlan
@@ -30,6 +38,7 @@ from shoal.types.agreement import ServiceReport
 from shoal.types.assignment import Assignment, DesiredSet, Ingress, Observed, Phase
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
+from shoal.types.migration import Against, PackRef, has_answers
 from shoal.types.offer import Member, Offer
 from shoal.types.units import Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, WorkloadKey
@@ -115,6 +124,33 @@ def model_view(catalog: Catalog, model: ModelRecord, region: str, name: str | No
         profile=to_wire(model.profile),
         used_by=[key_view(WorkloadKey(*user.split("/", 1))) for user in catalog.users_of(model.digest)],
         signatures=[_signature_view(judged) for judged in catalog.judged(region, model)],
+    )
+
+
+def pack_view(catalog: Catalog, pack: PackRef, model: str) -> artifacts_pb2.Pack:
+    """model: by digest, or as it was asked for."""
+    recorded = catalog.provenance(pack.digest, catalog.digest_of(model) or model)
+    return artifacts_pb2.Pack(
+        digest=pack.digest,
+        size_bytes=pack.size_bytes,
+        model=model,
+        count=pack.count,
+        answers=pack.answers,
+        recorded=_provenance_view(recorded) if recorded is not None else None,
+    )
+
+
+def _provenance_view(by: Provenance) -> artifacts_pb2.Provenance:
+    return artifacts_pb2.Provenance(
+        samples=by.samples,
+        workload=key_view(by.workload),
+        assignment=by.assignment,
+        node=by.node,
+        device=by.device,
+        provider=by.provider,
+        runtime_version=by.runtime_version,
+        precision=by.precision,
+        at=by.at,
     )
 
 
@@ -481,6 +517,16 @@ def _routed(desired: Mapping[str, DesiredSet], fleet: Fleet) -> frozenset[str]:
     )
 
 
+def _references(catalog: Catalog, intent: Intent) -> Iterator[operator_pb2.ReferenceView]:
+    """By what each of its models is judged, where its policy asks for that."""
+    if intent.migration.against is not Against.REFERENCE:
+        return
+    for model in intent.models:
+        rule = referred(intent.migration, model.digest, catalog.references)
+        pack = pack_view(catalog, rule.pack, model.digest) if rule.pack is not None and has_answers(rule) else None
+        yield operator_pb2.ReferenceView(model=model.digest, pack=pack)
+
+
 def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> operator_pb2.WorkloadView:
     key = intent.key
     stored = controller.catalog.documents.get(DocumentKey("Workload", str(key)))  # a guest has none
@@ -499,6 +545,7 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
         ingress=_ingress(fleet, key),
         document=stored.text if stored is not None else "",
         relaxed=plan.relaxed if plan is not None else (),
+        references=_references(controller.catalog, intent),
     )
     if view.state == READY and (
         ready < wanted

@@ -28,7 +28,7 @@ from shoal.types.profile import ModelProfile
 from shoal.types.units import Bytes, Seconds, show_bytes, show_seconds
 from shoal.v1 import nouns_pb2
 from shoal.wire import nouns
-from shoal.wire.samples import MAX_BYTES
+from shoal.wire.limits import PACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ChildInspector:
     async def inspect_pack(self, path: str, digest: str, model: ModelProfile) -> PackRef:
         """As `inspect`, of samples for a model with these inputs and outputs."""
         asked = Tensors(model.inputs, model.outputs)
-        answer = await self._read(path, digest, MAX_BYTES, "fewer or smaller samples", asked)
+        answer = await self._read(path, digest, PACK_BYTES, "fewer or smaller samples", asked)
         return _counted(answer, digest)
 
     async def _read(self, path: str, digest: str, most: int, remedy: str, samples_of: Tensors | None = None) -> bytes:
@@ -154,7 +154,7 @@ def _counted(answer: bytes, digest: str) -> PackRef:
         if (content := _of_kind(PACK, answer)) is not None:
             said = json.loads(content)
             count, size, answers = said["count"], said["size_bytes"], said["answers"]
-            if type(count) is type(size) is int and LEAST_SAMPLES <= count <= MAX_BYTES and 0 < size <= MAX_BYTES:
+            if type(count) is type(size) is int and LEAST_SAMPLES <= count <= PACK_BYTES and 0 < size <= PACK_BYTES:
                 return PackRef(digest, Bytes(size), count, answers is True)
     except (ValueError, KeyError, TypeError, DecodeError) as failed:
         raise _unreadable(f"{failed}"[:200]) from failed

@@ -13,6 +13,7 @@ from shoal.coordinator.controllers.publishers import Judged, Newest, declared, j
 from shoal.coordinator.core.graph.state import misfits
 from shoal.coordinator.core.placement.model import DocumentRef, Publisher, RegionFacts, Signatures
 from shoal.coordinator.core.signals.model import Rule, Signal, SignalName
+from shoal.coordinator.core.workloads.model import Reference, References
 from shoal.policies import (
     Document,
     Kind,
@@ -36,7 +37,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.units import Seconds, Wall
-from shoal.types.workload import Intent, ModelRef, Quota, Trade
+from shoal.types.workload import Intent, ModelRef, Quota, Trade, WorkloadKey
 
 DOCUMENTS: Final = "documents/"
 MODELS: Final = "models/"
@@ -100,13 +101,35 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which replica answered so, and when. samples: digest of the pack with the inputs; empty: they were made up."""
+
+    model: str
+    samples: str
+    workload: WorkloadKey
+    assignment: str
+    node: str
+    device: str
+    provider: str
+    runtime_version: str
+    precision: str
+    at: Wall
+
+    def __str__(self) -> str:
+        runs = " ".join(filter(None, (self.provider, self.runtime_version, self.precision)))
+        return f"{self.node}/{self.device} ({runs})"
+
+
+@dataclass(frozen=True, slots=True)
 class PackRecord:
-    """One pushed pack of samples. read_for: by digest of each model that it was inspected for, what it holds for it."""
+    """One pack of samples, pushed or recorded. read_for: by digest of each model that it was inspected for, what it
+    holds for it. recorded: of models that it is the reference of, because a replica answered so."""
 
     digest: str
     pushed_at: Wall
     pushed_by: str
     read_for: Mapping[str, PackRef]
+    recorded: tuple[Provenance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +272,20 @@ class Catalog:
         pack = self.packs.get(pinned.get(model.samples, "")) if model.samples is not None else None
         return pack.read_for.get(pinned.get(model.source, "")) if pack is not None else None
 
+    @property
+    def references(self) -> References:
+        """What replicas recorded."""
+        return {
+            (each.model, each.samples): Reference(pack.read_for[each.model], each.assignment)
+            for pack in self.packs.values()
+            for each in pack.recorded
+        }
+
+    def provenance(self, digest: str, model: str) -> Provenance | None:
+        """Who recorded that reference of the model; None where nobody did."""
+        pack = self.packs.get(digest)
+        return next((each for each in pack.recorded if each.model == model), None) if pack is not None else None
+
     def _refs(self, pinned: Mapping[str, str]) -> dict[str, ModelRef]:
         return {
             source: ModelRef(source, digest, self.models[digest].profile.precision)
@@ -389,7 +426,7 @@ def _pin(
 
 
 def _referring(catalog: Catalog, document: Document) -> Iterator[Problem]:
-    """A policy that judges by a reference needs one."""
+    """A policy that judges by a reference needs one: pushed, or what a first replica will answer."""
     workload = document.value
     if not isinstance(workload, Workload) or (policy := catalog.policy(workload.spec.policy)) is None:
         return
@@ -398,11 +435,11 @@ def _referring(catalog: Catalog, document: Document) -> Iterator[Problem]:
         return
     stored = catalog.documents[DocumentKey(document.kind, document.name)]
     pack = catalog.pack_of(workload, stored.pinned)
-    if pack is None or not pack.answers:
+    if isinstance(workload.spec.session, StateTensors) and (pack is None or not pack.answers):
         refusal = Refusal(
             Code.VERIFY_IMPOSSIBLE,
-            f"policy {policy.metadata.name} verifies against a reference, and {document.name} has none",
-            "spec.model.samples with every output of the model",
+            f"policy {policy.metadata.name} verifies against a reference, {document.name} has none and keeps sessions",
+            "spec.model.samples with every output of the model: nothing is recorded of what keeps state",
             "write the outputs into the .npz beside the inputs, or verify against: source",
         )
         yield document.problem(("spec", "model"), refusal)

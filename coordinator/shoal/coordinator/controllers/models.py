@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.catalog import MODELS, PACKS, Catalog, ModelRecord, PackRecord
+from shoal.coordinator.controllers.catalog import MODELS, PACKS, Catalog, ModelRecord, PackRecord, Provenance
 from shoal.coordinator.controllers.events import Event
 from shoal.coordinator.controllers.publishers import NEWEST, Newest, advanced, declared, ended, judge, went_back
 from shoal.coordinator.controllers.truth import Truth
+from shoal.coordinator.core.workloads.model import Reference
 from shoal.coordinator.ports import Blobs, Clock, Inspector, Store
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.migration import PackRef
 from shoal.types.profile import ModelProfile
 from shoal.types.signature import Signed
-from shoal.types.units import Bytes
+from shoal.types.units import Bytes, show_bytes
 from shoal.wire.identity import check_name
+from shoal.wire.limits import PACK_BYTES
 
 _NOBODY: Final = ""
 
@@ -95,6 +97,11 @@ class ModelsController:
 
         Raises ShoalError(MODEL_UNKNOWN | MODEL_DIGEST | MODEL_TOO_LARGE | MODEL_INVALID | DISK_FULL)."""
         profile = self._profile(model)
+        if size > PACK_BYTES:
+            raise refuse(
+                Code.MODEL_TOO_LARGE, f"{show_bytes(size)} of samples", f"at most {show_bytes(Bytes(PACK_BYTES))}",
+                "fewer or smaller samples",
+            )  # fmt: skip
         known = self._catalog().packs.get(digest)
         if known is not None and profile.digest in known.read_for and await self._blobs.stat(digest) is not None:
             return known.read_for[profile.digest]
@@ -105,23 +112,34 @@ class ModelsController:
             await self._forget(digest)
             raise
 
-    async def keep_pack(self, pack: PackRef, model: str, *, actor: str) -> bool:
-        """Records it; whether it was known before. Raises ShoalError(MODEL_UNKNOWN | STORE_FULL | ..)."""
+    async def keep_pack(self, pack: PackRef, model: str, *, actor: str, by: Provenance | None = None) -> bool:
+        """Records it; whether it was known before. by: whose answers they are: a model's reference
+        from now on.
+
+        Raises ShoalError(MODEL_UNKNOWN | CONFLICT | MODEL_INVALID | STORE_FULL | ..): the first recording counts."""
         try:
             async with self._truth.changing:
-                catalog, profile = self._catalog(), self._profile(model)
-                known = catalog.packs.get(pack.digest) or PackRecord(pack.digest, self._clock.wall(), actor, {})
-                if profile.digest in known.read_for:
-                    return True
-                await self._check_bytes(pack.digest)
-                after = replace(known, read_for={**known.read_for, profile.digest: pack})
-                event = Event("SAMPLES_KEPT", pack.digest, f"{pack.count} for {profile.digest}", actor)
-                await self._truth.commit({PACKS + pack.digest: records.dump(after)}, events=[event])
-                self._adopt(replace(self._catalog(), packs={**self._catalog().packs, pack.digest: after}))
-                return False
-        except BaseException:
-            await self._forget(pack.digest)
-            raise
+                return await self._keep_pack(pack, self._profile(model).digest, actor, by)
+        finally:
+            await self._forget(pack.digest)  # where it came to nothing
+
+    async def _keep_pack(self, pack: PackRef, model: str, actor: str, by: Provenance | None) -> bool:
+        catalog = self._catalog()
+        known = catalog.packs.get(pack.digest) or PackRecord(pack.digest, self._clock.wall(), actor, {})
+        after = replace(known, read_for={**known.read_for, model: pack})
+        event = Event("SAMPLES_KEPT", pack.digest, f"{pack.count} for {model}", actor)
+        if by is not None:
+            held = catalog.references.get((by.model, by.samples))
+            if held is not None and held.by == by.assignment:
+                return True
+            event = _recorded(pack, by, held, actor)
+            after = replace(after, recorded=(*known.recorded, by))
+        if after == known:
+            return True
+        await self._check_bytes(pack.digest)
+        await self._truth.commit({PACKS + pack.digest: records.dump(after)}, events=[event])
+        self._adopt(replace(self._catalog(), packs={**self._catalog().packs, pack.digest: after}))
+        return False
 
     def _profile(self, model: str) -> ModelProfile:
         catalog = self._catalog()
@@ -350,7 +368,24 @@ class ModelsController:
 
 def _readable(pack: PackRecord, models: Collection[str]) -> PackRecord:
     """What it holds for those models."""
-    return replace(pack, read_for={model: found for model, found in pack.read_for.items() if model in models})
+    return replace(
+        pack,
+        read_for={model: found for model, found in pack.read_for.items() if model in models},
+        recorded=tuple(each for each in pack.recorded if each.model in models),
+    )
+
+
+def _recorded(pack: PackRef, by: Provenance, held: Reference | None, actor: str) -> Event:
+    """held: what is in force. Raises ShoalError(CONFLICT | MODEL_INVALID)."""
+    if held is not None:
+        raise refuse(
+            Code.CONFLICT, f"{by.model} has a reference: {held.pack.digest}", "a model without one",
+            "what was first recorded counts; `shoal model rm` drops it",
+        )  # fmt: skip
+    if not pack.answers:
+        raise refuse(Code.MODEL_INVALID, "a recording without answers", "every output of the model", "update the agent")
+    told = f"{pack.count} answers of {by.model} by {by}"
+    return Event("REFERENCE_RECORDED", pack.digest, told, actor, by.node, by.workload)
 
 
 def unknown_model(name: str) -> Refusal:

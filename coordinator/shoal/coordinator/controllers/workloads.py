@@ -18,6 +18,7 @@ from shoal.coordinator.controllers.catalog import (
     DocumentKey,
     Guest,
     Proposal,
+    Provenance,
     StoredDocument,
     propose,
     without,
@@ -53,6 +54,7 @@ from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
 from shoal.types.codes import Code, Refusal, refuse
 from shoal.types.device import Role
+from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Intent, WorkloadKey
 from shoal.wire.identity import uri_of
@@ -262,6 +264,23 @@ class WorkloadsController:
         """Whether requests may still go to another region."""
         table = self._memory.tables.get(str(key))
         return table is not None and any(is_abroad(endpoint) and endpoint.weight > 0 for endpoint in table.endpoints)
+
+    def provenance(self, node: str, assignment: str, model: str) -> Provenance:
+        """Of what this replica answers, where it was asked to record that: all by the coordinator's own knowledge.
+
+        Raises ShoalError(ROLE_DENIED)."""
+        desired, state = self.desired.get(node), self._fleet.fleet.nodes.get(node)
+        for one in desired.assignments if desired is not None else ():
+            asked, device = one.verification, state.device(one.device) if state is not None else None
+            if (one.id, one.model) == (assignment, model) and asked and asked.recording is Recording.HERE:
+                return Provenance(
+                    model, asked.pack, one.workload, one.id, node, one.device, one.provider,
+                    device.runtime_version if device is not None else "", one.precision, self._clock.wall(),
+                )  # fmt: skip
+        raise refuse(
+            Code.ROLE_DENIED, f"{node} was not asked to record {model!r:.80} by {assignment!r:.80}",
+            "the replica that the coordinator chose", "it is judged by what another recorded",
+        )  # fmt: skip
 
     def plan(
         self, texts: Sequence[tuple[str, str]], digests: Mapping[str, str], actor: str, *, back: bool = False
@@ -564,6 +583,7 @@ class WorkloadsController:
             turned=self.turned,
             fetched=self.fetches.all,
             counted_since=self.fetches.since,
+            references=catalog.references,
         )
 
     def _next_set(self, node: str, content: Content, credentials: tuple[Credential, ...]) -> DesiredSet:

@@ -16,7 +16,7 @@ from cryptography import x509
 
 from shoal.coordinator.api.artifacts import ArtifactsService
 from shoal.coordinator.api.audit import AuditTrail
-from shoal.coordinator.api.authorise import FETCH, Authorisation
+from shoal.coordinator.api.authorise import Authorisation
 from shoal.coordinator.api.backup import Models
 from shoal.coordinator.api.enrol import ElsewhereEnrolment, EnrolmentService
 from shoal.coordinator.api.models import ModelServer
@@ -207,7 +207,7 @@ async def _lead(
     )
     audit = AuditTrail(region.events, meter)
     guard = Authorisation(config.region, clock, meter, audit, members.check)
-    model_server = ModelServer(region, identity, lambda caller: guard.judge(FETCH, caller), meter)
+    model_server = ModelServer(region, identity, guard.judge, audit, meter)
     api = grpc.aio.server(interceptors=[guard], options=server_options(LINK_BYTES))
     link_pb2_grpc.add_AgentLinkServicer_to_server(grpc_links, api)
     artifacts_pb2_grpc.add_ArtifactsServicer_to_server(ArtifactsService(region, audit), api)

@@ -53,6 +53,7 @@ from shoal.agent.core.assignment import (
 )
 from shoal.types.assignment import Assignment, Phase
 from shoal.types.codes import Code, Refusal
+from shoal.types.migration import Against, Recording
 from shoal.types.units import Elapsed, Seconds, Wall
 
 LIMITS = Limits()
@@ -389,6 +390,48 @@ def test_a_kill_from_outside_while_it_is_verified_loads_it_again() -> None:
     state, effects = step(VERIFYING, KILL, at(10), LIMITS)
     assert isinstance(state, Fetching)
     assert effects[:2] == (StopVerify(), Fetch())
+
+
+HERE = verification("r-1", against=Against.REFERENCE, recording=Recording.HERE)
+AWAITED = replace(HERE, recording=Recording.AWAITED)
+BESIDE = replace(HERE, beside=True)
+
+
+def test_one_that_waits_for_a_reference_compares_nothing_before_it_is_there() -> None:
+    asked = assignment(verification=AWAITED)
+    waiting, effects = step(replace(WARMING, asked=asked), Warmed(SERVICE), at(5), LIMITS)
+    assert isinstance(waiting, Verifying)
+    assert effects == (WakeAt(waiting.until),)
+    assert "recorded first" in observe(waiting, epoch_wall=Seconds(0.0)).reason
+    chosen, effects = step(waiting, Resume(assignment(verification=HERE)), at(6), LIMITS)
+    assert isinstance(chosen, Verifying)
+    assert effects == (StopVerify(), Verify(HERE), WakeAt(chosen.until))
+    late, _ = step(waiting, Tick(), waiting.until, LIMITS)
+    assert isinstance(late, Rejected)
+    assert late.refusal.code is Code.VERIFY_IMPOSSIBLE
+
+
+def test_one_that_serves_records_beside_that_and_again_where_it_was_dropped() -> None:
+    beside = assignment(verification=BESIDE)
+    state, effects = step(READY, Resume(beside), at(4), LIMITS)
+    assert effects == (Verify(BESIDE),)
+    state, _ = step(state, Judged(verdict("r-1")), at(5), LIMITS)
+    state, effects = step(state, Resume(ASKED), at(6), LIMITS)
+    assert effects == ()
+    state, effects = step(state, Resume(beside), at(7), LIMITS)
+    assert (type(state), effects) == (Ready, (Verify(BESIDE),))
+
+
+def test_what_ended_while_it_was_recorded_is_not_recorded_once_more() -> None:
+    ready = Ready(assignment(verification=BESIDE), Record(), at(0), SERVICE)
+    state, _ = step(ready, KILL, at(1), LIMITS)
+    assert state.record.verdict is None
+    state, _ = step(ready, CRASH, at(1), LIMITS)
+    assert isinstance(state, Failed)
+    assert state.record.verdict is not None
+    assert not state.record.verdict.passed
+    again, effects = step(replace(WARMING, asked=state.asked, record=state.record), Warmed(SERVICE), at(5), LIMITS)
+    assert (type(again), effects) == (Ready, ())
 
 
 events = st.one_of(

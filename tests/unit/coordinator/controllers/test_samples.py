@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.region import DIGEST, Agent, World
+from shoal.coordinator.api.views import workload_views
+from shoal.coordinator.controllers.catalog import DocumentKey, Provenance
 from shoal.coordinator.core.placement.model import Aim
 from shoal.coordinator.ports import Transaction
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, ShoalError, refuse
-from shoal.types.migration import Against, InputsFrom, PackRef
+from shoal.types.migration import Against, InputsFrom, PackRef, Recording, Verification
 from shoal.types.units import Bytes
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("default", "reader")
 PACK = "sha256:" + "c" * 64
+OTHER = "sha256:" + "d" * 64
 
 
 def documents(verify: str, samples: str = "./reader.npz") -> list[tuple[str, str]]:
@@ -108,7 +112,6 @@ async def test_samples_go_with_their_model(world: World) -> None:
 
 async def test_a_reference_is_what_samples_answer_and_counts_for_every_new_replica(world: World) -> None:
     texts = documents("against: reference, samples: 64")
-    assert await codes(world, documents("against: reference", ""), {}) == [Code.VERIFY_IMPOSSIBLE]
     await push(world)
     assert await codes(world, texts, {"./reader.npz": PACK}) == []
     agent = Agent(world, "edge-1")
@@ -209,3 +212,90 @@ async def test_a_refused_push_takes_no_bytes_while_another_is_being_recorded(
         await pushing[0]
     assert PACK in world.region.workloads.catalog.packs
     assert PACK in world.models.kept
+
+
+def told(world: World, node: str) -> Verification:
+    (one,) = world.region.workloads.desired[node].assignments
+    assert one.verification is not None
+    return one.verification
+
+
+async def warm(world: World) -> Agent:
+    """A node with the workload's only replica, which is asked to record."""
+    assert await codes(world, documents("against: reference", ""), {}) == []
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    await world.step()
+    assert told(world, "edge-1").recording is Recording.AWAITED
+    await agent.obey()
+    agent.observed = tuple(replace(each, phase=Phase.VERIFYING, verdict=None) for each in agent.observed)
+    await agent.report()
+    await world.step()
+    assert told(world, "edge-1").recording is Recording.HERE
+    return agent
+
+
+async def record(world: World, digest: str, by: Provenance) -> bool:
+    pack = await world.region.models.receive_pack(DIGEST, Bytes(1000), digest, content())
+    return await world.region.models.keep_pack(pack, DIGEST, actor="edge-1", by=by)
+
+
+async def test_what_the_first_replica_answered_is_kept_with_its_origin_and_judges_the_others(
+    world: World, tmp_path: Path
+) -> None:
+    agent = await warm(world)
+    asked, desired = world.region.workloads, world.region.workloads.desired["edge-1"]
+    (one,) = desired.assignments
+    for node, assignment, model in (
+        ("edge-2", one.id, DIGEST), ("edge-1", "a-other", DIGEST), ("edge-1", one.id, PACK)
+    ):  # fmt: skip
+        with pytest.raises(ShoalError) as caught:
+            asked.provenance(node, assignment, model)
+        assert caught.value.code is Code.ROLE_DENIED
+    by = asked.provenance("edge-1", one.id, DIGEST)
+    assert (by.device, by.provider, by.precision, by.workload) == ("cpu0", "CPUExecutionProvider", "fp32", KEY)
+    assert not await record(world, PACK, by)
+    assert await record(world, OTHER, by), "once more, after a reply that was lost: the first counts"
+    with pytest.raises(ShoalError) as caught:
+        await record(world, OTHER, replace(by, assignment="a-other"))
+    assert caught.value.code is Code.CONFLICT
+    assert world.models.kept == {DIGEST, PACK}, "what came to nothing leaves no bytes"
+    await world.step()
+    assert told(world, "edge-1").recording is Recording.HERE, "it is not judged by itself"
+    await serve(world, agent)
+    (one,) = world.region.workloads.desired["edge-1"].assignments
+    assert one.verification is None
+    await world.store.close()
+    again = await World.open(tmp_path, world)
+    catalog = again.region.workloads.catalog
+    assert catalog.provenance(PACK, DIGEST) == by
+    (view,) = workload_views(again.region.workloads, again.region.fleet.fleet)
+    (reference,) = view.references
+    assert (reference.model, reference.pack.digest, reference.pack.recorded.node) == (DIGEST, PACK, "edge-1")
+    await again.store.close()
+
+
+async def test_a_recording_that_is_removed_is_made_again_by_what_serves(world: World) -> None:
+    agent = await warm(world)
+    (one,) = world.region.workloads.desired["edge-1"].assignments
+    await record(world, PACK, world.region.workloads.provenance("edge-1", one.id, DIGEST))
+    await serve(world, agent)
+    with pytest.raises(ShoalError) as caught:
+        await world.region.models.remove("ocr", "test")
+    assert caught.value.code is Code.IN_USE, "it stays as long as its model does"
+    assert await world.region.models.remove(PACK, "ops") == (PACK, True)
+    assert PACK not in world.models.kept
+    await world.step()
+    asked = told(world, "edge-1")
+    assert (asked.recording, asked.beside) == (Recording.HERE, True)
+    await world.region.workloads.delete(DocumentKey("Workload", str(KEY)), "test")
+    await world.region.models.remove("ocr", "test")
+    assert not world.region.workloads.catalog.references
+
+
+async def test_of_what_keeps_state_nothing_is_recorded(world: World) -> None:
+    stateful = [
+        (name, text.replace("source: ocr", "source: ocr}, session: {state: {x: x}")) for name, text in
+        documents("against: reference", "")
+    ]  # fmt: skip
+    assert Code.VERIFY_IMPOSSIBLE in await codes(world, stateful, {})

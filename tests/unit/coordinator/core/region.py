@@ -14,11 +14,20 @@ from shoal.coordinator.core.migration.machine import planned
 from shoal.coordinator.core.migration.model import Cause, Migration, Place, Planned
 from shoal.coordinator.core.placement.model import Aim, Inputs, RegionFacts, Slot
 from shoal.coordinator.core.workloads.invariants import Snapshot, check
-from shoal.coordinator.core.workloads.model import Content, Decision, Delegated, Fetched, Happened, Memory, World
+from shoal.coordinator.core.workloads.model import (
+    Content,
+    Decision,
+    Delegated,
+    Fetched,
+    Happened,
+    Memory,
+    Reference,
+    World,
+)
 from shoal.types.assignment import Assignment, Measured, Observed, PeerTrust, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
-from shoal.types.migration import Against, MigrationRule, Verdict
+from shoal.types.migration import Against, MigrationRule, PackRef, Recording, Verdict
 from shoal.types.profile import ModelProfile, OperatorCost
 from shoal.types.receipt import Rates, Receipt
 from shoal.types.units import Bytes, Elapsed, Joules, PerSecond, Seconds, UsdPerHour, Wall, Watts
@@ -282,6 +291,8 @@ class Agent:
     content: Content = field(default_factory=Content)
     started: list[str] = field(default_factory=list)
     verified: dict[str, Verdict] = field(default_factory=dict)
+    recorded: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By model and samples: which assignment has just given its answers as their reference."""
     compared: dict[str, float] = field(default_factory=dict)
     """Since when, by migration, another region's answers are compared with one's own."""
 
@@ -312,6 +323,13 @@ class Agent:
                 restarts=self.restarts[each.id],
             )
         asked = each.verification
+        recording = asked.recording if asked is not None else None
+        if asked is not None and recording is Recording.HERE and (asked.beside or self._is_due(each, now)):
+            self.recorded[each.model, asked.pack] = each.id
+            self.verified[each.id] = Verdict(
+                asked.migration, True, None, "", asked.against, asked.inputs, asked.samples, recorded=True
+            )
+            return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=self.verified[each.id])
         if asked is not None and asked.beside:
             held = self.verified.get(each.id)
             begun = self.compared.setdefault(asked.migration, now)
@@ -323,7 +341,7 @@ class Agent:
         if asked is None or asked.against is Against.NONE or each.id in self.verified:
             verdict = self.verified.get(each.id)
             return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)
-        if now - self.since[each.id] < self.load_s + self.verify_s:
+        if recording is not None or not self._is_due(each, now):
             return observed(each, Phase.VERIFYING, gives_up_at=Wall(START + now + 60))
         code = Code.VERIFY_FAILED if self.wrong else None
         verdict = Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)
@@ -332,6 +350,9 @@ class Agent:
             return observed(each, Phase.FAILED, code=code, reason="too far", verdict=verdict, gives_up_at=again)
         self.verified[each.id] = verdict
         return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)
+
+    def _is_due(self, each: Assignment, now: float) -> bool:
+        return now - self.since[each.id] >= self.load_s + self.verify_s
 
 
 class Region:
@@ -351,6 +372,7 @@ class Region:
         self.delegated: dict[WorkloadKey, Delegated] = {}
         self.peers: tuple[PeerTrust, ...] = ()
         self.migrations: dict[str, Migration] = {}
+        self.references: dict[tuple[str, str], Reference] = {}
         self.facts = RegionFacts("eu-west", "eu")
         self.fetched: tuple[Fetched, ...] = ()
         self.sensors: dict[str, Callable[[Reading], Reading]] = {}
@@ -379,6 +401,10 @@ class Region:
                 )  # fmt: skip
                 self.fleet, refusals = updates.status_received(self.fleet, name, agent.epoch, beat, now, wall)
                 assert not refusals
+                for key, by in agent.recorded.items():
+                    pack = PackRef(f"sha256:{by}", Bytes(1000), 16, answers=True)
+                    self.references.setdefault(key, Reference(pack, by))
+                agent.recorded.clear()
         self.fleet, _ = judge(self.fleet, now)
         for _ in range(MOST_STEPS):
             advanced = advance(self.world(), self.migrations, now, wall)
@@ -432,6 +458,7 @@ class Region:
             peers=self.peers,
             fetched=self.fetched,
             counted_since=Wall(START),
+            references=self.references,
         )
 
     def migrate(self, to: str, name: str = "ocr", *, at: str = "", **rule: Any) -> str:

@@ -34,13 +34,14 @@ from shoal.coordinator.core.migration.model import (
     Told,
 )
 from shoal.coordinator.core.migration.moves import blocked, forbids, left_dark, moves_of, outlived
+from shoal.coordinator.core.migration.reference import recorders, records, referred
 from shoal.coordinator.core.migration.tolerance import completed
 from shoal.coordinator.core.migration.triggers import look as look_at
 from shoal.coordinator.core.migration.triggers.view import View
 from shoal.coordinator.core.placement.feasible import Scope
 from shoal.coordinator.core.placement.model import Aim, WorkloadPlan
 from shoal.coordinator.core.workloads.decide import decide, inputs_of
-from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, Replaced, World
+from shoal.coordinator.core.workloads.model import Content, Decision, Happened, Memory, References, Replaced, World
 from shoal.coordinator.core.workloads.model import Stage as Began
 from shoal.coordinator.core.workloads.trouble import broken
 from shoal.types.assignment import Assignment, Phase
@@ -51,11 +52,12 @@ from shoal.types.migration import (
     Handover,
     InputsFrom,
     MigrationRule,
+    Recording,
     Verification,
     Verifier,
     has_answers,
 )
-from shoal.types.units import Bytes, Elapsed, Wall
+from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
 Migrations = Mapping[str, Migration]
@@ -158,7 +160,7 @@ def advance(world: World, migrations: Migrations, now: Elapsed, wall: Wall, *, l
         told += [_holding(each) for each in news]
         decision = replace(decision, memory=replace(decision.memory, pending=allotted.pending))
     rules = {key: intent.migration for key, intent in intents.items()}
-    told_of = _told(decision, {**migrations, **changed}, rules, world.fleet, limits)
+    told_of = _told(decision, {**migrations, **changed}, rules, world, limits)
     equipped = replace(decision, desired=told_of, events=(*decision.events, *told))
     return Advanced(equipped, changed, held, news)
 
@@ -336,19 +338,20 @@ def _place(fleet: Fleet, node: str, assignment: Assignment) -> Place:
 
 
 def _told(
-    decision: Decision, migrations: Migrations, rules: Mapping[WorkloadKey, MigrationRule], fleet: Fleet, limits: Limits
+    decision: Decision, migrations: Migrations, rules: Mapping[WorkloadKey, MigrationRule], world: World, limits: Limits
 ) -> Mapping[str, Content]:  # fmt: skip
     """With what a new replica has to show, as long as it has to, and whom an old one may then answer; and where the
     sessions of either go.
 
     One that is taken back has to show it until it drains: without, its node would let it serve as it is."""
-    desired, memory = decision.desired, decision.memory
+    desired, memory, fleet, references = decision.desired, decision.memory, world.fleet, world.references
     shows, answers = dict[str, Verification](), dict[str, Verifier]()
     hands, takes = dict[str, Handover](), dict[str, Giver]()
-    referring = dict[str, MigrationRule]()
+    ruled = dict[str, MigrationRule]()
+    """By what those of a move are judged; the rest by what their documents say."""
     for migration in migrations.values():
         if migration.crosses:
-            shows |= _crossing(migration, fleet, limits)
+            shows |= _crossing(migration, fleet, limits, references)
             continue
         for giver, taker in _handing(migration):
             state = fleet.nodes.get(taker.node)
@@ -356,15 +359,25 @@ def _told(
                 hands[giver.assignment] = Handover(migration.id, taker.assignment, taker.node, state.node.grpc_address)
                 takes[taker.assignment] = Giver(migration.id, giver.node)
         if _alone_left(migration) and migration.target is not None and has_answers(migration.rule):
-            referring[migration.target.assignment] = replace(migration.rule, against=Against.REFERENCE)
+            ruled[migration.target.assignment] = replace(migration.rule, against=Against.REFERENCE)
         if isinstance(migration.state, Preparing | Alone | RollingBack) and migration.target is not None:
-            shows[migration.target.assignment] = _verification(migration, fleet, limits)
+            ruled[migration.target.assignment] = migration.rule
+            shows[migration.target.assignment] = _verification(migration, fleet, limits, references)
         if isinstance(migration.state, Preparing) and migration.target is not None:
             answers[migration.source.assignment] = Verifier(migration.id, migration.target.node)
 
+    def rule_of(one: Assignment) -> MigrationRule | None:
+        return ruled.get(one.id) or rules.get(one.workload)
+
+    recording = recorders(desired, fleet, rule_of, references)
+
     def told(one: Assignment) -> Assignment:
         verifiers = (answers[one.id],) if one.id in answers else ()
-        show = shows.get(one.id) or _by_itself(one, referring.get(one.id, rules.get(one.workload)), memory, limits)
+        show, rule = shows.get(one.id), rule_of(one)
+        if show is None and rule is not None and (one.id in recording or _starts(one, memory)):
+            show = _by_itself(one, referred(rule, one.model, references), limits)
+        if show is not None and rule is not None and one.id in recording and show.against is Against.REFERENCE:
+            show = _recording(show.migration, rule, one.precision, limits, beside=recording[one.id])
         handover = hands.get(one.id) if one.session else None
         givers = (takes[one.id],) if one.session and one.id in takes else ()
         if (one.verification, one.verifiers, one.handover, one.givers) == (show, verifiers, handover, givers):
@@ -383,16 +396,24 @@ def _alone_left(migration: Migration) -> bool:
     return lost and migration.verdict is None and migration.rule.against is Against.SOURCE
 
 
-def _by_itself(
-    one: Assignment, rule: MigrationRule | None, memory: Memory, limits: Limits
-) -> Verification | None:  # fmt: skip
+def _starts(one: Assignment, memory: Memory) -> bool:
+    mark = memory.marks.get(one.id)
+    return not one.draining and (mark is None or mark.stage is Began.STARTING)
+
+
+def _by_itself(one: Assignment, rule: MigrationRule, limits: Limits) -> Verification | None:
     """What a replica has to show that takes over from none that could be asked: the first one of its workload, one more
     of it, or one in the place of what was lost."""
-    mark = memory.marks.get(one.id)
-    starts = mark is None or mark.stage is Began.STARTING
-    if rule is None or rule.against is not Against.REFERENCE or one.draining or not starts:
+    if rule.against is not Against.REFERENCE:
         return None
     return _asked_of(f"r-{one.id.removeprefix('a-')}", rule, one.precision, one.precision, limits)
+
+
+def _recording(name: str, rule: MigrationRule, precision: str, limits: Limits, *, beside: bool) -> Verification:
+    """Of who makes the reference, also where there is one by now."""
+    asked = _asked_of(name, rule, precision, precision, limits)
+    within_s = limits.verify_within(asked.samples)
+    return replace(asked, recording=Recording.HERE, within_s=within_s, beside=beside)
 
 
 def _asked_of(name: str, rule: MigrationRule, before: str, after: str, limits: Limits) -> Verification:
@@ -400,16 +421,20 @@ def _asked_of(name: str, rule: MigrationRule, before: str, after: str, limits: L
     referring = rule.against is Against.REFERENCE
     pack = rule.pack if referring or (rule.inputs is InputsFrom.SAMPLES and rule.against is Against.SOURCE) else None
     samples = min(rule.samples, pack.count) if pack is not None and referring else rule.samples
+    within_s, recording = limits.verify_within(samples), None
+    if records(rule):  # by whom is said later; who waits for it waits longer than that may take
+        within_s, recording = Seconds(2 * within_s), Recording.AWAITED
     return Verification(
         migration=name,
         against=rule.against,
         inputs=InputsFrom.SAMPLES if pack is not None else rule.inputs,
         samples=samples,
         tolerances=completed(rule.tolerances, before, after),
-        within_s=limits.verify_within(samples),
+        within_s=within_s,
         advisory=rule.advisory,
         pack=pack.digest if pack is not None else "",
         pack_bytes=pack.size_bytes if pack is not None else Bytes(0),
+        recording=recording,
     )
 
 
@@ -423,7 +448,9 @@ def _handing(migration: Migration) -> tuple[tuple[Place, Place], ...]:
     return ((target, source),) if isinstance(state, RollingBack) and state.handing else ()
 
 
-def _crossing(migration: Migration, fleet: Fleet, limits: Limits) -> Mapping[str, Verification]:
+def _crossing(
+    migration: Migration, fleet: Fleet, limits: Limits, references: References
+) -> Mapping[str, Verification]:  # fmt: skip
     """What the one of the two that is here has to show, or to compare."""
     shown = Preparing if migration.leaves_home else Preparing | RollingBack
     here = migration.source if migration.leaves_home else migration.target
@@ -431,12 +458,13 @@ def _crossing(migration: Migration, fleet: Fleet, limits: Limits) -> Mapping[str
         return {}
     if migration.leaves_home and migration.stage is not Stage.VERIFYING:
         return {}  # there is nobody to ask yet
-    asked = crossing.verification_of(_verification(migration, fleet, limits), migration, fleet)
+    asked = crossing.verification_of(_verification(migration, fleet, limits, references), migration, fleet)
     return {here.assignment: asked} if asked is not None else {}
 
 
-def _verification(migration: Migration, fleet: Fleet, limits: Limits) -> Verification:
-    rule, source, target = migration.rule, migration.source, migration.target
+def _verification(migration: Migration, fleet: Fleet, limits: Limits, references: References) -> Verification:
+    source, target = migration.source, migration.target
+    rule = referred(migration.rule, target.model if target is not None else source.model, references)
     precision = target.precision if target is not None else source.precision
     state = fleet.nodes.get(source.node)
     asks = rule.against is Against.SOURCE

@@ -184,6 +184,7 @@ def verification_of(usual: Verification, migration: Migration, fleet: Fleet) -> 
     return replace(
         usual,
         against=Against.SOURCE,
+        recording=None,
         source="",
         source_node=leads.name,
         source_address=leads.address,

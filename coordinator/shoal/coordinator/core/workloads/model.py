@@ -19,11 +19,24 @@ from shoal.coordinator.core.placement.model import (
 from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Assignment, Measured, PeerTrust
 from shoal.types.codes import Code, Refusal
+from shoal.types.migration import PackRef
 from shoal.types.offer import Offer
 from shoal.types.profile import ModelProfile
 from shoal.types.route import Endpoint, Route
 from shoal.types.units import Bytes, Elapsed, Seconds, UsdPerHour, Wall
 from shoal.types.workload import Intent, Quota, WorkloadKey
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the assignment `by` answered."""
+
+    pack: PackRef
+    by: str
+
+
+References = Mapping[tuple[str, str], Reference]
+"""By model and by the samples that were answered (digests; empty: made-up ones)."""
 
 
 class Stage(StrEnum):
@@ -228,7 +241,7 @@ class World:
     blocked: as Inputs has them. courses: of workloads that go to another region, or come home. crossed: agreements that
     moves ended at, or came home from. turned: why the last
     trade of a workload came to nothing. fetched: from this coordinator, all of it since `counted_since`; None: nothing
-    was counted.
+    was counted. references: what replicas recorded.
     """
 
     region: RegionFacts
@@ -253,6 +266,7 @@ class World:
     turned: Mapping[WorkloadKey, Refusal] = field(default_factory=dict)
     fetched: tuple[Fetched, ...] = ()
     counted_since: Wall | None = None
+    references: References = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
