@@ -6,29 +6,42 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "350")), help="seeded runs to play")
+    parser.addoption("--seeds", type=int, default=int(os.environ.get("SHOAL_SEEDS", "200")), help="seeded runs to play")
     parser.addoption(
         "--trade-seeds", type=int, default=int(os.environ.get("SHOAL_TRADE_SEEDS", "250")), help="seeded trades to play"
     )
     parser.addoption(
         "--matrix-seeds", type=int, default=int(os.environ.get("SHOAL_MATRIX_SEEDS", "120")), help="cells to play"
     )
+    parser.addoption(
+        "--crossing-seeds",
+        type=int,
+        default=int(os.environ.get("SHOAL_CROSSING_SEEDS", "40")),
+        help="crossings to play",
+    )
     parser.addoption("--first-seed", type=int, default=int(os.environ.get("SHOAL_FIRST_SEED", "0")))
+
+
+def _asked(request: pytest.FixtureRequest, option: str) -> range:
+    first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", option))
+    return range(first, first + count)
 
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> range:
-    first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--seeds"))
-    return range(first, first + count)
+    return _asked(request, "--seeds")
 
 
 @pytest.fixture
 def trade_seeds(request: pytest.FixtureRequest) -> range:
-    first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--trade-seeds"))
-    return range(first, first + count)
+    return _asked(request, "--trade-seeds")
 
 
 @pytest.fixture
 def matrix_seeds(request: pytest.FixtureRequest) -> range:
-    first, count = (int(str(request.config.getoption(name))) for name in ("--first-seed", "--matrix-seeds"))
-    return range(first, first + count)
+    return _asked(request, "--matrix-seeds")
+
+
+@pytest.fixture
+def crossing_seeds(request: pytest.FixtureRequest) -> range:
+    return _asked(request, "--crossing-seeds")

@@ -11,7 +11,7 @@ from shoal.simulator.scenario import Outcome
 from shoal.simulator.sweep import PLAYS, sweep
 
 JOBS = os.cpu_count() or 1
-MOST_SEEDS = {"storm": 200, "negotiation": 1000, "matrix": 200}
+MOST_SEEDS = {"storm": 200, "negotiation": 1000, "matrix": 200, "crossing": 400}
 FIRST_SEED = 5000
 
 

@@ -1,7 +1,7 @@
 """One region in the simulator: the real Region and Supervisors over a modelled world, and the hands that break them."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from shoal.agent.supervisor import Settings, Supervisor
@@ -14,20 +14,19 @@ from shoal.simulator.disk import Disk
 from shoal.simulator.judge import TWIN
 from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Workers
 from shoal.simulator.moves import moves_in, told
-from shoal.simulator.network import COORDINATOR, AgentLinks, Link, Network
+from shoal.simulator.network import COORDINATOR, REGION, AgentLinks, Link, Network
 from shoal.simulator.operators import Operators
 from shoal.simulator.storage import Cache, Journal, Models, Moment, Recordings, Store, Watched, format_store, unwatched
 from shoal.simulator.watch import Watch
 from shoal.simulator.world import Clock, Process, World
 from shoal.types.codes import Code
-from shoal.types.device import Node, Role
+from shoal.types.device import Node, Power, Role
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Bytes
 from shoal.types.workload import Intent, Spread, Standby, WorkloadKey
 from shoal.wire import nouns
 
-REGION = "sim"
 GIB = 1 << 30
 
 
@@ -42,6 +41,15 @@ class Spec:
     datagrams: bool = False
     mqtt: bool = False
     """The agents' links go over a broker."""
+    sleep_after_s: float | None = None
+    """Devices with nothing on them for so long shall sleep; None: they stay awake."""
+
+
+Joins = Callable[[Process, Region], Awaitable[None]]
+
+
+async def stays_alone(process: Process, region: Region) -> None:
+    """It is in no federation."""
 
 
 class Cluster:
@@ -76,6 +84,8 @@ class Cluster:
         self.own_faults: Counter[str] = Counter()
         self.on_commit: Watched = unwatched
         """Sees what every coordinator writes."""
+        self.joins: Joins = stays_alone
+        """What every coordinator does once it has read its store."""
         self._armed_power: dict[str, bool] = {}
 
     async def start(self) -> None:
@@ -123,6 +133,8 @@ class Cluster:
             RegionConfig(name=REGION),
         )
         await region.start()
+        process.check()
+        await self.joins(process, region)
         process.check()
         for migration in region.workloads.migrations.live:  # one may have been written as the last one died
             self.world.record("move.step", **told(migration))
@@ -296,8 +308,11 @@ class Cluster:
         if region is None or self.coordinator is None or not self.coordinator.alive:
             return ["no coordinator"]
         found: list[str] = []
-        for machine in self._standing():
-            found += self._missing_at(region, machine)
+        for machine in self.standing():
+            found += self.missing_at(region, machine) or [
+                *self._misrouted(region, machine),
+                *self._sleepless(region, machine),
+            ]
         found += self._missing_replicas(region)
         found += [f"{name} is not lost yet" for name in sorted(self.buried) if not _is_lost(region, name)]
         assigned = [each for wanted in region.workloads.desired.values() for each in wanted.assignments]
@@ -306,7 +321,7 @@ class Cluster:
         found += [f"{each.id} is {each.stage}" for each in region.workloads.migrations.live if each.target is not None]
         if found:
             return found
-        for machine in self._standing():
+        for machine in self.standing():
             for intent in region.workloads.intents:
                 if self._ready(intent.key) and (code := await self.operators.request(machine.name, intent.key)):
                     found.append(f"{machine.name} answers {intent.key} with {code}")
@@ -322,10 +337,11 @@ class Cluster:
         versions = () if region is None else tuple((n, each.version) for n, each in region.workloads.desired.items())
         return starts, versions
 
-    def _standing(self) -> list[Machine]:
+    def standing(self) -> list[Machine]:
         return [machine for machine in self.machines if machine.name not in self.buried]
 
-    def _missing_at(self, region: Region, machine: Machine) -> list[str]:
+    def missing_at(self, region: Region, machine: Machine) -> list[str]:
+        """What one machine lacks of what it was told, its routes apart."""
         name = machine.name
         state = region.fleet.fleet.nodes.get(name)
         if machine.supervisor is None or not machine.supervisor.alive:
@@ -343,9 +359,30 @@ class Cluster:
         if wanted is None or held != wanted.version:
             return [f"{name} holds {held}, wanted is {wanted and wanted.version}"]
         found = [] if machine.front.alive else [f"{name}'s front is down"]
-        assigned = {each.id for each in wanted.assignments}
+        assigned = {each.id for each in wanted.assignments if not each.staged}
         found += [f"{other} still runs on {name}" for other in sorted(machine.workers) if other not in assigned]
         found += [f"{each} has not come up on {name}" for each in sorted(assigned) if not machine.is_ready(each)]
+        found += [
+            f"{each.id} is not staged on {name}"
+            for each in wanted.assignments
+            if each.staged and not machine.bytes.get(each.model, False)
+        ]
+        return found
+
+    def _sleepless(self, region: Region, machine: Machine) -> list[str]:
+        """Devices with nothing on them that are awake, where the region lets them sleep."""
+        wanted = region.workloads.desired[machine.name]
+        taken = {each.device for each in wanted.assignments}
+        may = region.workloads.catalog.facts(REGION).sleep_after_s is not None
+        able = [name for name, known in sorted(machine.chips.items()) if may and known.device.rest is not None]
+        return [
+            f"{machine.name}'s {name} is {machine.power(name)}"
+            for name in able
+            if name not in taken and machine.power(name) is not Power.ASLEEP
+        ]
+
+    def _misrouted(self, region: Region, machine: Machine) -> list[str]:
+        name, found = machine.name, list[str]()
         for intent in region.workloads.intents:
             route = machine.front.routes.get(intent.key)
             routed = {each.assignment for each in route.endpoints} if route else set()
@@ -370,7 +407,7 @@ class Cluster:
             standbys = [target for target in plan.targets if target.standby]
             room += self._most(intent) + self._spare(intent, plan)
             placed += plan.placed + len(standbys)
-            ready = self._ready(intent.key)
+            ready = self._ready(intent.key) | self._staged(region, intent.key)
             wanted = {target.keeps for target in plan.targets}
             found += [f"{name or 'a new one'} of {intent.key} is not ready" for name in sorted(wanted - ready)]
             old += len(ready - wanted)
@@ -390,7 +427,7 @@ class Cluster:
     def _most(self, intent: Intent) -> int:
         if any(self.spec.behaviours[model.digest].crash_at_load == 1.0 for model in intent.models):
             return 0
-        nodes = [machine for machine in self._standing() if machine.chips]
+        nodes = [machine for machine in self.standing() if machine.chips]
         devices = sum(len(machine.chips) for machine in nodes)
         replicas = intent.require.replicas
         return {Spread.NODE: min(replicas, len(nodes)), Spread.DEVICE: min(replicas, devices), Spread.NONE: replicas}[
@@ -399,13 +436,21 @@ class Cluster:
 
     def _spare(self, intent: Intent, plan: WorkloadPlan) -> int:
         used = {target.node for target in plan.targets if not target.standby}
-        free = {machine.name for machine in self._standing() if machine.chips} - used
-        return int(intent.require.standby is Standby.WARM and 0 < plan.wanted <= plan.placed and bool(free))
+        free = {machine.name for machine in self.standing() if machine.chips} - used
+        return int(intent.require.standby is not Standby.NONE and 0 < plan.wanted <= plan.placed and bool(free))
+
+    def _staged(self, region: Region, workload: WorkloadKey) -> set[str]:
+        return {
+            each.id
+            for desired in region.workloads.desired.values()
+            for each in desired.assignments
+            if each.workload == workload and each.staged
+        }
 
     def _ready(self, workload: WorkloadKey) -> set[str]:
         return {
             name
-            for machine in self._standing()
+            for machine in self.standing()
             for name, worker in machine.workers.items()
             if machine.is_ready(name) and worker.assignment.workload == workload
         }
@@ -436,7 +481,7 @@ class Ids:
 
     def secret(self) -> str:
         self._process.check()
-        return self._chance.token(32)
+        return self._chance.token(27)  # 20 bytes, base64
 
 
 def _quiet(event: str, *, error: bool = False, **fields: str | float | None) -> None:

@@ -169,10 +169,14 @@ class Replicas:
         self._begun: dict[tuple[str, str], float] = {}
         self._wanted: dict[str, float] = {}
         """workload -> since when; what ran before a deletion does not count for what was applied after it."""
+        self._of_gaps: set[str] = set()
+        """Both replicas of a move whose policy allows a gap: judged by `Gaps`."""
 
     def take(self, event: Happened) -> str | None:
         facts = event.facts
         match event.kind:
+            case "move.step" if facts["gap_s"] > 0:
+                self._of_gaps |= {facts["source"], facts["target"]}
             case "worker.start":
                 self._begun.setdefault((facts["node"], facts["assignment"]), event.at)
                 self._ready.pop((facts["node"], facts["assignment"]), None)
@@ -217,7 +221,7 @@ class Replicas:
             return None
         if facts["in_flight"] and event.at - (event.at if closed_at is None else closed_at) < self.DRAIN_S:
             return f"{key[1]} on {key[0]} was stopped with {facts['in_flight']} requests in flight"
-        since = self._wanted.get(workload)
+        since = self._wanted.get(workload) if key[1] not in self._of_gaps else None
         if since is not None and self._begun[key] > since and not self._another(workload, event.at):
             return f"the last ready replica of {workload}, {key[1]} on {key[0]}, was stopped"
         return None
@@ -267,6 +271,10 @@ class Moves:
         "planned", "reserved", "staging", "warming", "verifying", "shifting 1", "shifting 2", "draining", "done",
         "rolling_back", "aborted",
     )  # fmt: skip
+    ORDER_WITH_GAP = (
+        "planned", "reserved", "clearing", "staging", "warming", "verifying", "draining", "done", "rolling_back",
+        "returning", "aborted",
+    )  # fmt: skip
     ENDS = ("done", "aborted")
 
     def __init__(self) -> None:
@@ -278,6 +286,7 @@ class Moves:
         """What each new replica may take of its move's requests, at most."""
         self._sources: dict[str, str] = {}
         """new replica -> the old one, of moves that are not over."""
+        self._cleared = set[str]()
 
     def take(self, event: Happened) -> str | None:
         facts = event.facts
@@ -302,8 +311,11 @@ class Moves:
         self._steps[name] = step
         if before in self.ENDS and step != before:
             return f"{name} is {step} after it was {before}"
-        known = step in self.ORDER and before in self.ORDER  # a move with a gap has an order of its own
-        if known and self.ORDER.index(step) < self.ORDER.index(before):
+        order = self.ORDER_WITH_GAP if facts["gap_s"] > 0 else self.ORDER
+        if before == "staging" and step == "clearing" and name not in self._cleared:
+            before = "reserved"  # its bytes are fetched first; then it is staged again
+        self._cleared |= {name} if step == "clearing" else set()
+        if order.index(step) < order.index(before):
             return f"{name} went back from {before} to {step}"
         if step == "shifting 1" and self._verifies[name] and name not in self._passed:
             return f"{name} shifts, and {target} was not verified"
@@ -313,6 +325,32 @@ class Moves:
             self._sources[target] = facts["source"]
         if step in self.ENDS:
             self._sources.pop(target, None)
+        return None
+
+
+class Gaps:
+    """Where a move lets nobody serve, that is not for longer than its policy allows, the way back included; but for
+    what processes that died meanwhile cost."""
+
+    SLACK_S = 5.0
+    """A way back begins in time by what the first load took; another may take somewhat longer."""
+
+    def __init__(self) -> None:
+        self._dark: dict[str, tuple[float, float]] = {}
+        """Migration -> since when nobody serves for it, and how long that may be so."""
+
+    def take(self, event: Happened) -> str | None:
+        facts = event.facts
+        match event.kind:
+            case "move.step" if facts["step"] == "clearing":
+                self._dark.setdefault(facts["migration"], (event.at, facts["gap_s"]))
+            case "worker.died" | "agent.died" | "coordinator.died" | "front.died":
+                self._dark.clear()
+            case "worker.ready":
+                dark, self._dark = self._dark, {}
+                for migration, (since, allowed_s) in dark.items():
+                    if event.at - since > allowed_s + self.SLACK_S:
+                        return f"{migration}: nobody served for {event.at - since:.1f} s, {allowed_s:g} s are allowed"
         return None
 
 
@@ -446,6 +484,19 @@ class Audit:
         return None
 
 
+class Enrolments:
+    """A token became one certificate at most, and none is without its token; who joined holds one of them."""
+
+    def take(self, event: Happened) -> str | None:
+        if event.kind == "enrolled":
+            used, certificates = event.facts["used"], event.facts["certificates"]
+            if len(used) != len(certificates) or len(set(certificates)) != len(certificates):
+                return f"{len(used)} tokens became the certificates {certificates}"
+            if event.facts["holds"] not in certificates:
+                return f"the node holds {event.facts['holds']}, which the region never issued: {certificates}"
+        return None
+
+
 def _shown(node: str) -> str:
     """The name that it shows; a twin's is that of another."""
     return node.partition(TWIN)[0]
@@ -460,12 +511,14 @@ def rules() -> tuple[Rule, ...]:
         Replicas(),
         Verified(),
         Moves(),
+        Gaps(),
         Poison(),
         NoHerd(),
         Operators(),
         Clients(),
         Memory(),
         Audit(),
+        Enrolments(),
     )
 
 

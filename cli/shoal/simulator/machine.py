@@ -5,8 +5,10 @@ it is loaded is its `Behaviour`.
 """
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.agent.ports import (
     FrontStats,
@@ -24,11 +26,12 @@ from shoal.agent.ports import (
     WorkerStats,
 )
 from shoal.simulator.disk import Disk
-from shoal.simulator.network import Network
+from shoal.simulator.network import REGION, Network
 from shoal.simulator.world import Clock, Process, World
-from shoal.types.assignment import Assignment, Credential, Ingress, Measured, PeerTrust, Served
+from shoal.types.agreement import home_side
+from shoal.types.assignment import Assignment, Credential, Crossing, Ingress, Measured, PeerTrust, Served
 from shoal.types.codes import Code, Refusal, refuse
-from shoal.types.device import Device, DeviceKind, EnergySource, Reading, Role
+from shoal.types.device import Device, DeviceKind, EnergySource, Power, Reading, Rest, Role
 from shoal.types.migration import Against, Drift, InputsFrom, Metric, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt
@@ -87,7 +90,9 @@ class Chip:
         )
 
 
-def chip(name: str, flops: float, memory: int) -> Chip:
+def chip(name: str, flops: float, memory: int, wake_s: float | None = None) -> Chip:
+    """wake_s: of one that can be put to sleep."""
+    rest = None if wake_s is None else Rest(Watts(10.0), Watts(1.0), Seconds(wake_s), "simulator")
     device = Device(
         name=name,
         kind=DeviceKind.CPU,
@@ -101,6 +106,7 @@ def chip(name: str, flops: float, memory: int) -> Chip:
         emulated=True,
         profile="simulator",
         profile_source="shoal.simulator.machine",
+        rest=rest,
     )
     return Chip(device, flops)
 
@@ -122,15 +128,48 @@ class Worker:
         return self.process.alive
 
 
+@dataclass(slots=True)
+class Crossed:
+    """What one front counted of an agreement's requests. seconds: of the newest that were answered."""
+
+    requests: int = 0
+    errors: int = 0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+    def told(self, agreement: str, region: str) -> Crossing:
+        ordered = sorted(self.seconds)
+        p95_s = ordered[int(0.95 * len(ordered))] if ordered else 0.0
+        return Crossing(agreement, region, self.requests, self.errors, Seconds(p95_s))
+
+
 class FrontProcess:
     """The data plane of one machine: what it was last told, and what it counted."""
 
     def __init__(self) -> None:
         self.alive = False
         self.routes: Mapping[WorkloadKey, Route] = {}
+        self.peers: Mapping[str, PeerTrust] = {}
+        """By region, whose gateways it may meet."""
+        self.crossed: dict[tuple[str, str], Crossed] = {}
+        """By agreement and region."""
         self.workers: Mapping[str, LocalWorker] = {}
         self.witnesses: Mapping[str, Witness] = {}
         self.counts: dict[WorkloadKey, Ingress] = {}
+
+    def cross(self, agreement: str, region: str, seconds: float | None) -> None:
+        """One request to that region is over; None: it was not answered."""
+        count = self.crossed.setdefault((agreement, region), Crossed())
+        count.requests += 1
+        if seconds is None:
+            count.errors += 1
+        else:
+            count.seconds.append(seconds)
+
+    def agreement_of(self, workload: WorkloadKey) -> str:
+        """Under which another region serves it, beside this one or alone; empty: none does."""
+        route = self.routes.get(workload)
+        found = (each.agreement for each in route.endpoints if each.region) if route is not None else iter(())
+        return next(found, "")
 
 
 class Machine:
@@ -163,6 +202,9 @@ class Machine:
         self.supervisor: Process | None = None
         self.sink: asyncio.Queue[WorkerEvent] | None = None
         self.lost_devices: set[str] = set()
+        self.awake_at: dict[str, float] = {}
+        """When a device is awake that slept; infinite: it sleeps."""
+        self.probing: set[str] = set()
         self.slowed = 1.0
         """How many times as long as its model says a request takes here."""
         self.shows: Callable[[Reading], Reading] = _as_it_is
@@ -178,6 +220,36 @@ class Machine:
         return sum(
             worker.assignment.memory_bytes for worker in self.workers.values() if worker.assignment.device == device
         )
+
+    def power(self, device: str) -> Power:
+        at = self.awake_at.get(device, 0.0)
+        if at <= self.world.now():
+            return Power.AWAKE
+        return Power.ASLEEP if at == math.inf else Power.WAKING
+
+    def use(self, device: str, what: str) -> None:
+        """Something runs there, or is about to."""
+        if self.power(device) is not Power.AWAKE:
+            self.world.fail(f"{what} on {self.name}'s {device}, which is {self.power(device)}")
+
+    def rest(self, device: str, asleep: bool) -> float:
+        """Seconds until it could run something. What sleeps has nothing on it."""
+        known = self.chips.get(device)
+        if known is None or known.device.rest is None:
+            return 0.0
+        now = self.world.now()
+        if asleep:
+            on_it = [name for name, worker in sorted(self.workers.items()) if worker.assignment.device == device]
+            if on_it or device in self.probing:
+                self.world.fail(f"{self.name} puts {device} to sleep under {on_it or 'its probe'}")
+            if self.power(device) is not Power.ASLEEP:
+                self.world.record("device.sleeps", node=self.name, device=device)
+            self.awake_at[device] = math.inf
+            return known.device.rest.wake_s
+        if self.power(device) is Power.ASLEEP:
+            self.world.record("device.wakes", node=self.name, device=device)
+            self.awake_at[device] = now + known.device.rest.wake_s
+        return max(0.0, self.awake_at.get(device, 0.0) - now)
 
     def is_ready(self, assignment: str) -> bool:
         worker = self.workers.get(assignment)
@@ -214,6 +286,8 @@ class Machine:
                 "worker.died", node=self.name, assignment=name, model=worker.assignment.model, own=False, why="power"
             )
         self.front = FrontProcess()
+        self.awake_at.clear()
+        self.probing.clear()
         lost = self.disk.power_cut()
         self.world.record("fault.power", node=self.name, lost=lost)
 
@@ -239,7 +313,12 @@ class Machine:
                 return (Code.REPLICA_UNREACHABLE if tried else Code.MODEL_NOT_READY), ""
             endpoint = self.chance.pick(choices)
             tried.add(endpoint.assignment)
+            began, beside = self.world.now(), front.agreement_of(workload)
             code, assignment = await self._try(endpoint, workload)
+            if beside:
+                seconds = self.world.now() - began if code is None else None
+                own = home_side(beside), REGION
+                front.cross(*((endpoint.agreement, endpoint.region) if endpoint.region else own), seconds)
             if code is None:
                 return None, assignment
             if code is Code.WORKER_CRASHED:
@@ -250,13 +329,18 @@ class Machine:
                 return Code.REPLICA_UNREACHABLE, ""
 
     def _choices(self, route: Route, tried: set[str], *, forwarded: bool) -> list[Endpoint]:
-        """Those that stand by only when all others were tried."""
+        """Those that stand by only when all others were tried. What another front sent here meets a worker of this one,
+        or leaves the region, whatever share that takes now."""
         open_to = [
             each
             for each in route.endpoints
             if each.assignment not in tried
-            and each.weight > 0
-            and (each.assignment in self.front.workers if each.kind is EndpointKind.LOCAL else not forwarded)
+            and (each.weight > 0 or (forwarded and each.region))
+            and (
+                each.assignment in self.front.workers
+                if each.kind is EndpointKind.LOCAL
+                else bool(each.region) or not forwarded
+            )
         ]
         at_work = [each for each in open_to if each.state is EndpointState.READY]
         return at_work or [each for each in open_to if each.state is EndpointState.STANDBY]
@@ -264,6 +348,11 @@ class Machine:
     async def _try(self, endpoint: Endpoint, workload: WorkloadKey) -> tuple[Code | None, str]:
         if endpoint.kind is EndpointKind.LOCAL:
             return await self._infer(endpoint.assignment)
+        if endpoint.region:
+            code = await self.network.beyond.infer(self, endpoint)
+            if code is None:
+                self.world.record("request.crossed", region=endpoint.region, agreement=endpoint.agreement)
+            return code, endpoint.assignment
         place = endpoint.address.partition(":")[0]
         there = self.network.transit(self.name, place)
         peer = self.network.machines.get(place)
@@ -328,6 +417,7 @@ class Driver:
             power_w=Watts(10.0),
             energy_j=machine.world.now() * 10.0,
             taken_at=machine.clock.wall(),
+            power=machine.power(device) if machine.chips[device].device.rest is not None else None,
         )
         return machine.shows(reading)
 
@@ -335,7 +425,8 @@ class Driver:
         return None
 
     def rest(self, device: str, asleep: bool) -> Seconds:
-        return Seconds(0.0)
+        self._process.check()
+        return Seconds(self._machine.rest(device, asleep))
 
 
 class Workers:
@@ -374,6 +465,7 @@ class Workers:
         if assignment.id in machine.workers:
             machine.world.fail(f"{assignment.id} is started twice on {machine.name}")
             return
+        machine.use(assignment.device, f"{assignment.id} is started")
         process = Process(machine.world, f"worker-{machine.name}-{assignment.id}")
         worker = Worker(process, assignment)
         machine.workers[assignment.id] = worker
@@ -414,7 +506,12 @@ class Workers:
         self._process.gate(f"probe {device.name}")
         machine = self._machine
         seconds = machine.chance.between(0.5, 2.0)
-        await asyncio.sleep(seconds)
+        machine.use(device.name, "a probe runs")
+        machine.probing.add(device.name)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            machine.probing.discard(device.name)
         self._process.gate(f"probed {device.name}")
         known = machine.chips.get(device.name)
         if known is None or device.name in machine.lost_devices:
@@ -519,6 +616,10 @@ class Front:
         front.routes = {route.workload: route for route in routes}
         front.workers = {worker.assignment: worker for worker in workers}
         front.witnesses = {witness.assignment: witness for witness in witnesses}
+        front.peers = {peer.region: peer for peer in peers}
+        agreements = {front.agreement_of(route.workload) for route in routes} - {""}
+        out = agreements | {home_side(agreement) for agreement in agreements}
+        front.crossed = {key: count for key, count in front.crossed.items() if key[0] in out}
         front.alive = True
         machine.world.record(
             "front.configured",
@@ -546,7 +647,8 @@ class Front:
                 raise refuse(Code.REPLICA_UNREACHABLE, "the new replica is gone", "its answer", "it is loaded again")
             await asyncio.sleep(machine.models[target.assignment.model].serve_s)
             if asked.against is Against.SOURCE:
-                expected = await self._answer(asked)
+                source = self._abroad if asked.agreement else self._answer
+                expected = await source(asked)
         self._process.gate("verified")
         passed = target is not None and expected in ("", _shows(machine, target))
         machine.world.record(
@@ -560,8 +662,23 @@ class Front:
     async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
         raise NotImplementedError("no scenario verifies against a reference")
 
-    async def _answer(self, asked: Verification) -> str:
-        """What the source answers to one input. Raises ShoalError."""
+    async def _abroad(self, asked: Verification) -> str:
+        """What the other region answers to one input, through a gateway. Raises ShoalError."""
+        peer, back = await self._met(asked)
+        leads = (each for route in peer.front.routes.values() for each in route.endpoints)
+        out = next((each for each in leads if each.agreement == asked.agreement), None)
+        if not peer.front.alive or out is None:
+            raise refuse(Code.MODEL_NOT_READY, f"{peer.name} leads to no {asked.agreement}", "a way there", "retry")
+        began = peer.world.now()
+        code = await peer.network.beyond.infer(peer, out)
+        peer.front.cross(out.agreement, out.region, peer.world.now() - began if code is None else None)
+        await asyncio.sleep(back)
+        if code is not None:
+            raise refuse(code, f"{out.region} does not answer", "an answer", "retry")
+        return peer.network.beyond.shows(out.region)
+
+    async def _met(self, asked: Verification) -> tuple[Machine, float]:
+        """The machine that answers for the source, once the way there is behind; and the seconds back."""
         machine = self._machine
         place = asked.source_address.partition(":")[0]
         peer = machine.network.machines.get(place)
@@ -571,6 +688,12 @@ class Front:
             await asyncio.sleep(0.5)
             raise refuse(Code.REPLICA_UNREACHABLE, f"{place} does not answer", "an answer", "retry")
         await asyncio.sleep(there)
+        return peer, back
+
+    async def _answer(self, asked: Verification) -> str:
+        """What the source answers to one input. Raises ShoalError."""
+        machine = self._machine
+        peer, back = await self._met(asked)
         witness = peer.front.witnesses.get(asked.source)
         source = peer.workers.get(asked.source)
         if not peer.front.alive or source is None or source.ready is None:
@@ -591,7 +714,8 @@ class Front:
         self._process.gate("front stats")
         machine = self._machine
         in_flight = tuple((name, worker.in_flight) for name, worker in sorted(machine.workers.items()))
-        return FrontStats(machine.front.alive, tuple(machine.front.counts.values()), in_flight)
+        crossings = tuple(count.told(*key) for key, count in machine.front.crossed.items())
+        return FrontStats(machine.front.alive, tuple(machine.front.counts.values()), in_flight, crossings)
 
     async def close(self, *, keep: bool) -> None:
         self._process.gate("close front")

@@ -34,4 +34,5 @@ def told(migration: Migration) -> dict[str, object]:
         "target": target.assignment if target is not None else "",
         "share": migration.rule.steps[state.step] if isinstance(state, Shifting) else 0.0,
         "verifies": migration.rule.against is not Against.NONE,
+        "gap_s": migration.rule.allow_gap_s if migration.gap else 0.0,
     }

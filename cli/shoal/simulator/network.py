@@ -10,7 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from shoal.coordinator.controllers.finish import deliver, finish
 from shoal.coordinator.ports import LinkEvents
@@ -31,6 +31,7 @@ from shoal.types.link import (
     ToAgent,
     Welcome,
 )
+from shoal.types.route import Endpoint
 from shoal.v1 import link_pb2
 from shoal.wire import nouns
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+REGION: Final = "sim"
 COORDINATOR = "coordinator"
 CONNECT_TIMEOUT_S = 3.0
 KEEPALIVE_S = 5.0
@@ -92,12 +94,35 @@ class Paths:
         return 0.0002 + stretch * self.chance.delay(path.delay_s)
 
 
+class Beyond(Protocol):
+    """Other regions, as a front of this one meets them."""
+
+    async def infer(self, gateway: "Machine", endpoint: Endpoint) -> Code | None:
+        """One request; None: it was answered."""
+        ...
+
+    def shows(self, region: str) -> str:
+        """What its answers are like."""
+        ...
+
+
+class Nowhere:
+    """There is no other region."""
+
+    async def infer(self, gateway: "Machine", endpoint: Endpoint) -> Code | None:
+        raise AssertionError(f"{endpoint} is routed to")
+
+    def shows(self, region: str) -> str:
+        raise AssertionError(f"{region} answers")
+
+
 class Network(Paths):
-    """Every path of the region."""
+    """Every path of the region. beyond: what its gateways lead to."""
 
     def __init__(self, world: World, *, datagrams: bool = False) -> None:
         super().__init__(world)
         self.datagrams = datagrams
+        self.beyond: Beyond = Nowhere()
         self.listener: Listener | None = None
         self.machines: dict[str, Machine] = {}
         self._sessions: list[_Session] = []

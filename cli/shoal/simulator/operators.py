@@ -21,6 +21,7 @@ from shoal.coordinator.controllers.workloads import DESIRED
 from shoal.coordinator.core.placement.model import Aim
 from shoal.policies import Workload
 from shoal.simulator.chance import Chance
+from shoal.simulator.network import REGION
 from shoal.types.assignment import DesiredSet
 from shoal.types.codes import Code, ShoalError
 from shoal.types.workload import WorkloadKey
@@ -60,7 +61,10 @@ class Operators:
         self.quota = quota = chance.whole(3, 8)
         self._world.record("operator.quota", tenant=TENANT, replicas=quota)
         await self._insist(self._push)
-        await self._insist(lambda region: region.workloads.apply([("tenant.yaml", _tenant(quota))], {}, "", WHO))
+        first = [("tenant.yaml", _tenant(quota))]
+        if (after_s := self._cluster.spec.sleep_after_s) is not None:
+            first.append(("region.yaml", _region(after_s)))
+        await self._insist(lambda region: region.workloads.apply(first, {}, "", WHO))
         for name in NAMES[: chance.whole(1, 3)]:
             await self.apply(name, chance)
 
@@ -83,7 +87,8 @@ class Operators:
         model = chance.pick(sorted(self._cluster.spec.profiles))
         replicas = chance.whole(1, 3)
         spread = chance.pick(["none", "device", "node"]) if replicas > 1 else "none"
-        standby = "warm" if self._chance.stream(f"standby of {edition}").happens(0.25) else "none"
+        spare = self._chance.stream(f"standby of {edition}")
+        standby = spare.pick(["warm", "staged"]) if spare.happens(0.25) else "none"
         text = _documents(name, edition, model, replicas, spread, standby)
 
         async def act(region: Region) -> None:
@@ -296,6 +301,14 @@ def _tenant(replicas: int) -> str:
 kind: Tenant
 metadata: {{name: {TENANT}}}
 spec: {{quota: {{replicas: {replicas}}}}}
+"""
+
+
+def _region(sleep_after_s: float) -> str:
+    return f"""apiVersion: shoal/v1
+kind: Region
+metadata: {{name: {REGION}}}
+spec: {{sleep: {{after: {sleep_after_s:.1f}s}}}}
 """
 
 

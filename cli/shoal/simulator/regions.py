@@ -4,7 +4,7 @@ What a region acts on is told to the record whenever it changes; the judge of tr
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, cast
@@ -19,7 +19,10 @@ from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.core.negotiation.advertise import classes
 from shoal.coordinator.core.negotiation.model import Active, Resting
+from shoal.coordinator.core.placement.model import Inputs
+from shoal.coordinator.core.workloads.model import Delegated
 from shoal.coordinator.ports import Change, Record, Transaction
+from shoal.coordinator.ports import Clock as SleepingClock
 from shoal.simulator.between import Between, Candidates, FederationEnd, Peers, federation, peer
 from shoal.simulator.chance import Chance
 from shoal.simulator.cluster import Ids
@@ -63,6 +66,8 @@ class Federated:
         self.replicas = {
             f"{FEDERATION}-{number}": Replica(self, f"{FEDERATION}-{number}") for number in range(replicas)
         }
+        self.members = [site.listed.member for site in self.sites.values()]
+        """Whom its federation admits."""
         self.over = False
         self._crossings: dict[str, tuple[int, int, float]] = {}
 
@@ -110,19 +115,17 @@ class Federated:
 
     def is_known(self) -> bool:
         """Everybody is up and knows of everybody."""
-        everybody = set(self.sites)
-        return all(
-            site.is_up and site.directory is not None and {each.region for each in site.directory.members} == everybody
-            for site in self.sites.values()
-        )
+        everybody = {member.region for member in self.members}
+        return all(site.is_up and site.listed.regions == everybody for site in self.sites.values())
 
-    def missing(self, *, served: bool) -> list[str]:
-        """What keeps the regions from being at rest; served: what is wanted must be."""
+    def missing(self, *, served: bool, believed: Iterable[tuple[str, str]] = ()) -> list[str]:
+        """What keeps the regions from being at rest; served: what is wanted must be. believed: by regions beside these,
+        (region, agreement)."""
         found = [f"{party.name} is down" for party in self.parties() if not party.is_up]
         if found:
             return found
         running = {(site.name, agreement) for site in self.sites.values() for agreement in site.guests}
-        believed = set[tuple[str, str]]()
+        believed = set(believed)
         for site in self.sites.values():
             found += site.missing(served=served)
             believed |= {(each.region, each.agreement) for each in site.home.delegated.values() if each.wanted}
@@ -133,13 +136,44 @@ class Federated:
     def read_ledgers(self) -> None:
         """What each region's ledger says, from its first entry."""
         for site in self.sites.values():
-            self.world.record("ledger", region=site.name, entries=site.ledger())
+            assert site.store is not None
+            self.world.record("ledger", region=site.name, entries=ledger_of(site.store))
 
     def end(self) -> None:
         self.over = True
         for party in self.parties():
             if party.process is not None:
                 party.process.die()
+
+
+class Listed:
+    """A region in its federation: what it tells of itself, and what it was told of all. A real one keeps that in its
+    store."""
+
+    def __init__(self, name: str, residency: str) -> None:
+        self.member = Member(name, f"{name}:7447", ("simulated",), residency)
+        self.directory: Directory | None = None
+        self._sequence = 0
+
+    @property
+    def regions(self) -> frozenset[str]:
+        """Those that it knows, itself included."""
+        return frozenset(each.region for each in self.directory.members) if self.directory is not None else frozenset()
+
+    async def advertise(self, link: FederationEnd, clock: SleepingClock, inputs: Callable[[], Inputs]) -> None:
+        """Again and again."""
+        while True:
+            self._sequence += 1
+            advertisement = Advertisement(
+                region=self.member.region,
+                sequence=self._sequence,
+                classes=classes(inputs()),
+                residency=self.member.residency,
+                lease_s=LEASE_S,
+            )
+            with suppress(ShoalError):
+                self.directory = await link.advertise(advertisement) or self.directory
+            await clock.sleep(Seconds(ADVERTISE_S if self.directory is not None else 0.5))
 
 
 class Party:
@@ -154,6 +188,8 @@ class Party:
         self.clock = Clock(self.world, booted_at=self.chance.between(1.0, 1e5))
         self.reboots = False
         """Its machine goes down with it."""
+        self.dark = False
+        """Nothing of it is up, and nothing comes up."""
 
     @property
     def is_up(self) -> bool:
@@ -161,7 +197,7 @@ class Party:
 
     def boot(self) -> None:
         """A new process on what its disk holds."""
-        if self.federated.over or self.is_up:
+        if self.federated.over or self.is_up or self.dark:
             return
         self.process = process = Process(self.world, self.name)
         process.on_death(self._died)
@@ -177,6 +213,17 @@ class Party:
         else:
             self.world.record("fault.killed", process=self.name, where="any")
             self.process.die()
+
+    def go_dark(self) -> None:
+        """All of it, until `light`."""
+        self.world.record("fault.dark", region=self.name)
+        self.dark = True
+        if self.process is not None:
+            self.process.die()
+
+    def light(self) -> None:
+        self.dark = False
+        self.boot()
 
     def stop(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT."""
@@ -203,6 +250,38 @@ class Party:
             self.world.record("fault.rebooted", process=self.name)
         self.reboots = False
         self.world.later(0.05 + min(self.chance.delay(1.0), 20.0), self.boot)
+
+
+def unsettled(region: str, trades: TradesController) -> list[str]:
+    """What of a region's trades is half done."""
+    found = [
+        f"{region}: {key} is {type(trade.phase).__name__.lower()}"
+        for key, trade in sorted(trades.trades.items())
+        if not isinstance(trade.phase, Resting | Active)
+    ]
+    found += [
+        f"{region}: {each.deal.agreement} of {key} is leaving"
+        for key, trade in sorted(trades.trades.items())
+        for each in trade.leaving
+    ]
+    return found
+
+
+def delegations(delegated: Mapping[WorkloadKey, Delegated], trades: TradesController | None) -> dict[str, object]:
+    """What a region acts on of what others run for it, for the record."""
+    known = trades.trades.values() if trades is not None else ()
+    return {
+        "workloads": tuple(
+            (str(key), each.agreement, each.region, each.ready, each.wanted) for key, each in sorted(delegated.items())
+        ),
+        "leaving": tuple(sorted(each.deal.agreement for trade in known for each in trade.leaving)),
+    }
+
+
+def ledger_of(store: Store) -> tuple[tuple[tuple[str, object], ...], ...]:
+    """Every entry that is stored, as plain facts."""
+    kept = sorted((key, value) for key, value in store.contents().items() if key.startswith(LEDGER))
+    return tuple(tuple(asdict(records.load(LedgerEntry, value)).items()) for _, value in kept)
 
 
 class Running:
@@ -262,9 +341,9 @@ class Replica(Party):
         candidates = Candidates(process, self.federated.between, self.name)
         controller = FederationController(FEDERATION, store, events, clock, NoMeter(), candidates)
         await controller.start()
-        for site in self.federated.sites.values():
-            if site.name not in {member.region for member in controller.directory().members}:
-                await controller.admit(site.member)
+        for wanted in self.federated.members:
+            if wanted.region not in {member.region for member in controller.directory().members}:
+                await controller.admit(wanted)
         self.federated.between.listen(self.name, process, federation(FEDERATION, controller))
         self.world.record("region.up", region=self.name)
         await controller.run()
@@ -314,9 +393,7 @@ class Site(Party):
         self.home = Home(estate, self.clock, self.world.now, profiles, Trade("*", hold_share=1.0))
         self.home.crossed = lambda agreement: federated.crossed(estate.name, agreement)
         self.disk = Disk(self.world, estate.name, full_code=Code.STORE_FULL)
-        self.member = Member(estate.name, f"{estate.name}:7447", ("simulated",), estate.residency)
-        self.directory: Directory | None = None
-        """As the federation last told; a real region keeps it in its store."""
+        self.listed = Listed(estate.name, estate.residency)
         self.rtt_s: Mapping[str, Seconds] = dict.fromkeys((other.name for other in others), Seconds(WAY_S))
         self.tells: Callable[[Answer], Answer] = lambda answer: answer
         """What it makes of its own bids."""
@@ -324,7 +401,6 @@ class Site(Party):
         self.doubt = 0.0
         self.trades: TradesController | None = None
         self.bids: BidsController | None = None
-        self._sequence = 0
         self._told: dict[str, object] = {}
 
     def want(self, intents: tuple[Intent, ...]) -> None:
@@ -364,16 +440,7 @@ class Site(Party):
 
     def missing(self, *, served: bool) -> list[str]:
         assert self.trades is not None
-        found = [
-            f"{self.name}: {key} is {type(trade.phase).__name__.lower()}"
-            for key, trade in sorted(self.trades.trades.items())
-            if not isinstance(trade.phase, Resting | Active)
-        ]
-        found += [
-            f"{self.name}: {each.deal.agreement} of {key} is leaving"
-            for key, trade in sorted(self.trades.trades.items())
-            for each in trade.leaving
-        ]
+        found = unsettled(self.name, self.trades)
         found += [f"{self.name} holds room for {bid}" for bid in self._holds()]
         for intent in self.wanted if served else ():
             away = self.home.delegated.get(intent.key)
@@ -383,30 +450,16 @@ class Site(Party):
             found += [f"{self.name}: {key} is delegated" for key in sorted(self.home.delegated)]
         return found
 
-    def ledger(self) -> tuple[tuple[tuple[str, object], ...], ...]:
-        """Every entry that is stored, as plain facts."""
-        assert self.store is not None
-        kept = sorted((key, value) for key, value in self.store.contents().items() if key.startswith(LEDGER))
-        return tuple(tuple(asdict(records.load(LedgerEntry, value)).items()) for _, value in kept)
-
     def look(self) -> None:
         """Tells the record what the region acts on, where that changed."""
         home = self.home
-        delegated = tuple(
-            (str(key), each.agreement, each.region, each.ready, each.wanted)
-            for key, each in sorted(home.delegated.items())
-        )
         self._tell("holds", bids=self._holds())
         self._tell("guests", agreements=self.guests)
-        self._tell("delegated", workloads=delegated, leaving=self._leaving())
+        self._tell("delegated", **delegations(home.delegated, self.trades))
         self._tell("room", devices=home.room())
 
     def _holds(self) -> tuple[str, ...]:
         return tuple(sorted({each.bid for each in self.home.reserved} - set(self.guests)))
-
-    def _leaving(self) -> tuple[str, ...]:
-        trades = self.trades.trades if self.trades is not None else {}
-        return tuple(sorted(each.deal.agreement for trade in trades.values() for each in trade.leaving))
 
     def _tell(self, kind: str, **facts: object) -> None:
         if self._told.get(kind) != facts:
@@ -426,7 +479,7 @@ class Site(Party):
         link = FederationEnd(process, between, self.name, list(self.federated.replicas))
         trades = TradesController(
             self.name, store, ledger, home, peers, clock, ids, meter,
-            federation=link, directory=lambda: self.directory, rtt=lambda: self.rtt_s, changed=home.woken.set,
+            federation=link, directory=lambda: self.listed.directory, rtt=lambda: self.rtt_s, changed=home.woken.set,
         )  # fmt: skip
         bids = BidsController(
             self.name, store, ledger, cast("WorkloadsController", home), cast("ModelsController", home), home.fleet,
@@ -443,7 +496,7 @@ class Site(Party):
         self.trades, self.bids = trades, bids
         between.listen(self.name, process, peer(self.name, bids, self.tells))
         world.record("region.up", region=self.name)
-        process.spawn(self._advertise(link, clock), "advertise")
+        process.spawn(self.listed.advertise(link, clock, home.inputs), "advertise")
         await self._run(process, trades, bids)
 
     async def _run(self, process: Process, trades: TradesController, bids: BidsController) -> None:
@@ -470,21 +523,3 @@ class Site(Party):
             pass
         await process.awake()
         process.check()
-
-    async def _advertise(self, link: FederationEnd, clock: Running) -> None:
-        while True:
-            self._sequence += 1
-            advertisement = Advertisement(
-                region=self.name,
-                sequence=self._sequence,
-                classes=classes(self.home.inputs()),
-                residency=self.home.estate.residency,
-                lease_s=LEASE_S,
-            )
-            try:
-                directory = await link.advertise(advertisement)
-            except ShoalError:
-                directory = None
-            if directory is not None:
-                self.directory = directory
-            await clock.sleep(Seconds(ADVERTISE_S if self.directory is not None else 0.5))

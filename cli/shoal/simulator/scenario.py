@@ -15,7 +15,7 @@ from typing import Any
 from shoal.simulator.chance import Chance
 from shoal.simulator.cluster import GIB, Cluster, Spec
 from shoal.simulator.faults import KINDS, Kind, Storm
-from shoal.simulator.judge import judge
+from shoal.simulator.judge import Rule, judge, rules
 from shoal.simulator.loop import Deadlock, Livelock, VirtualLoop, run
 from shoal.simulator.machine import Behaviour, Chip, chip
 from shoal.simulator.world import Event, World
@@ -143,8 +143,12 @@ def profile(name: str, flops: float, size: int) -> ModelProfile:
 def region(chance: Chance, scenario: Scenario) -> Spec:
     """Who is in this run's region: a gateway, some agents with room to spare, a few models."""
     nodes: dict[str, tuple[Chip, ...]] = {"gateway": ()}
+    sleep = chance.stream("sleep")  # of its own: it shifts no other draw
     for number in range(chance.whole(*scenario.agents)):
-        chips = tuple(chip(f"cpu{index}", chance.between(1e10, 1e12), 8 * GIB) for index in range(chance.whole(1, 2)))
+        wake_s = sleep.between(0.2, 5.0) if sleep.happens(0.5) else None
+        chips = tuple(
+            chip(f"cpu{index}", chance.between(1e10, 1e12), 8 * GIB, wake_s) for index in range(chance.whole(1, 2))
+        )
         nodes[f"edge-{number}"] = chips
     profiles, behaviours = {}, {}
     for index in range(4):
@@ -160,6 +164,7 @@ def region(chance: Chance, scenario: Scenario) -> Spec:
         behaviours=behaviours,
         datagrams=chance.happens(scenario.datagrams),
         mqtt=chance.stream("mqtt").happens(scenario.mqtt),
+        sleep_after_s=sleep.between(1.0, 8.0) if sleep.happens(0.3) else None,
     )
 
 
@@ -172,6 +177,8 @@ class Stage:
         self.chance = world.chance.stream("scenario")
         self.kinds: tuple[str, ...] = ()
         self.converged_s = float("nan")
+        self.rules: Callable[[], tuple[Rule, ...]] = rules
+        """By which its record is judged."""
 
     def outcome(self, name: str) -> Outcome:
         history = self.world.history
@@ -179,7 +186,7 @@ class Stage:
         return Outcome(
             seed=self.world.chance.seed,
             scenario=name,
-            violations=(*self.world.failures, *judge(history.events)),
+            violations=(*self.world.failures, *judge(history.events, self.rules())),
             virtual_s=self.world.now(),
             converged_s=self.converged_s,
             digest=history.digest(),

@@ -241,7 +241,11 @@ def _facts(desired: DesiredSet | None) -> dict[str, object]:
     return {
         "version": (version.history, version.term, version.generation),
         "assignments": tuple(asked.id for asked in desired.assignments),
-        "verifying": tuple(asked.id for asked in desired.assignments if asked.verification is not None),
+        "verifying": tuple(
+            asked.id
+            for asked in desired.assignments
+            if asked.verification is not None and not asked.verification.beside
+        ),
         "content": short(nouns.encode(desired)),
     }
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from shoal.simulator import matrix, negotiation
+from shoal.simulator import crossing, matrix, negotiation
 from shoal.simulator.scenario import SCENARIOS, Outcome, play
 
 BATCH = 4
@@ -14,6 +14,7 @@ PLAYS: Final[Mapping[str, Callable[[int], Outcome]]] = {
     **{name: partial(play, scenario=scenario) for name, scenario in SCENARIOS.items()},
     negotiation.NAME: negotiation.play,
     matrix.NAME: matrix.play,
+    crossing.NAME: crossing.play,
 }
 """What there is to play: one run of a seed."""
 

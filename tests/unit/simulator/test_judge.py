@@ -57,9 +57,9 @@ def begins(*, strict: bool) -> tuple[str, dict[str, Any]]:
     return "matrix.begins", {"cell": "c", "strict": strict}
 
 
-def moves(step: str, *, share: float = 0.0) -> tuple[str, dict[str, Any]]:
-    facts = {"migration": "m", "step": step, "source": "r1", "target": "r2", "share": share, "verifies": True}
-    return "move.step", facts
+def moves(step: str, *, share: float = 0.0, gap_s: float = 0.0) -> tuple[str, dict[str, Any]]:
+    facts = {"migration": "m", "step": step, "source": "r1", "target": "r2", "share": share, "verifies": not gap_s}
+    return "move.step", {**facts, "gap_s": gap_s}
 
 
 def routed(old: float, new: float) -> tuple[str, dict[str, Any]]:
@@ -86,6 +86,17 @@ SOUND = {
         moves("draining"),
         routed(0.0, 1.0),
         moves("done"),
+    ),
+    "a move with a gap takes its only replica away": story(
+        *OPENED,
+        moves("reserved", gap_s=5.0),
+        moves("clearing", gap_s=5.0),
+        STOPPED,
+        ("worker.ready", OTHER),
+        moves("draining", gap_s=5.0),
+    ),
+    "what died lengthens a gap": story(
+        moves("clearing", gap_s=1.0), ("coordinator.died", {}), *[configured("r1")] * 9, ("worker.ready", OTHER)
     ),
     "a client may be refused where nobody else could answer": story(
         begins(strict=False), ("client.failed", {"number": 7, "code": "X"})
@@ -179,6 +190,7 @@ VIOLATED = {
     "Moves": [
         story(moves("reserved"), moves("planned")),
         story(moves("aborted"), moves("rolling_back")),
+        story(moves("returning", gap_s=5.0), moves("staging", gap_s=5.0)),
         story(moves("verifying"), moves("shifting 1", share=0.25)),
         story(moves("verifying"), routed(0.75, 0.25)),
         story(PASSED, moves("shifting 1", share=0.25), routed(0.5, 0.5)),
@@ -192,6 +204,11 @@ VIOLATED = {
         story(("operator.audit", {"entries": AUDIT[1:]})),
         story(("operator.audit", {"entries": (AUDIT[0], (2, "two", "z", "y"))})),
     ],
+    "Enrolments": [
+        story(("enrolled", {"used": ("t-1",), "certificates": ("c-1", "c-2"), "holds": "c-1"})),
+        story(("enrolled", {"used": ("t-1",), "certificates": ("c-1",), "holds": "c-2"})),
+    ],
+    "Gaps": [story(moves("clearing", gap_s=1.0), *[configured("r1")] * 9, ("worker.ready", OTHER))],
     "Poison": [
         [
             *[Event(float(at), "worker.died", {**REPLICA, "why": "crashed at load", "own": True}) for at in range(3)],

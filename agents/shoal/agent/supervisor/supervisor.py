@@ -154,6 +154,8 @@ class Supervisor:
         self._offered: DesiredSet | None = None
         self._receipts: tuple[SignedReceipt, ...] = ()
         self._probes: dict[str, Device] = {}
+        self._probed = ""
+        """The device that is measured now, or woken for it."""
         self._open: _Open | None = None
         self._sightings = sightings or _FirstRun()
         self._membership = membership or _Unquestioned()
@@ -313,7 +315,8 @@ class Supervisor:
         self._replicas.carry_out(reconcile.plan(wanted, self._replicas.states))
         for device in self._node.devices:
             if device.rest is not None:
-                may_sleep = not (self._replicas.busy(device.name) or device.name in self._probes)
+                measured = device.name in self._probes or device.name == self._probed
+                may_sleep = not (measured or self._replicas.busy(device.name))
                 self._gauges.rest(device.name, may_sleep and device.name in self._desired.asleep)
 
     def _phases_turned(self) -> None:
@@ -578,6 +581,7 @@ class Supervisor:
                 continue
             name, device = next(iter(self._probes.items()))
             del self._probes[name]
+            self._probed = name
             while (wakes_in := self._gauges.rest(name, False)) > 0:
                 await self._clock.sleep(wakes_in)
             try:
@@ -593,6 +597,7 @@ class Supervisor:
                 attempts[name] = attempts.get(name, 0) + 1
             else:
                 self._log("probed", device=name, seconds=receipt.probe_s)
+                self._probed = ""
                 self._changed.set()
                 self._unreconciled.set()
 

@@ -295,6 +295,8 @@ class Agent:
     """By model and samples: which assignment has just given its answers as their reference."""
     compared: dict[str, float] = field(default_factory=dict)
     """Since when, by migration, another region's answers are compared with one's own."""
+    unasked: set[str] = field(default_factory=set)
+    """Assignments that were ready before they had anything to show."""
 
     def reports(self, now: float) -> tuple[Observed, ...]:
         names = {each.id for each in self.content.assignments}
@@ -308,6 +310,7 @@ class Agent:
         if each.id not in self.since:
             self.since[each.id] = now
             self.started.append(each.id)
+            self.unasked.discard(each.id)
         if each.draining:
             return observed(each, Phase.DRAINING, in_flight=self.in_flight)
         if now - self.since[each.id] < self.load_s:
@@ -338,7 +341,9 @@ class Agent:
                 held = Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)
                 self.verified[each.id] = held
             return observed(each, Phase.READY, measured=warm(), verdict=held, served=self.served)
-        if asked is None or asked.against is Against.NONE or each.id in self.verified:
+        if asked is None or asked.against is Against.NONE:
+            self.unasked.add(each.id)
+        if asked is None or each.id in self.unasked or each.id in self.verified:
             verdict = self.verified.get(each.id)
             return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)
         if recording is not None or not self._is_due(each, now):

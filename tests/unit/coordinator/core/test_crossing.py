@@ -234,6 +234,21 @@ def test_an_agreement_that_breaks_on_the_way_home_is_waited_for_no_longer(region
     assert shares(region, "gw")[0] > 0.0, "though that region is in the routes yet"
 
 
+def test_what_stood_by_at_home_is_compared_while_it_is_ready_and_takes_over(region: Region) -> None:
+    region.intents = (intent(standby=Standby.WARM),)
+    region.run(10)
+    at_the_other(region)
+    stood_by = [name for name, agent in region.agents.items() if agent.content.assignments]
+    assert len(stood_by) == 1
+    region.delegated = {KEY: replace(AWAY, returns="home has a place for it again")}
+    until_begun(region)
+    until(region, Draining)
+    ended = the_one(region)
+    assert ended.target is not None
+    assert ended.target.node in stood_by
+    assert ended.verdict is not None
+
+
 # -- an agreement that ends, and one that follows it -------------------------------------------------------------------
 
 

@@ -189,8 +189,19 @@ def verification_of(usual: Verification, migration: Migration, fleet: Fleet) -> 
         source_node=leads.name,
         source_address=leads.address,
         agreement=away.assignment,
-        beside=migration.leaves_home,
+        beside=migration.leaves_home or _stood_by(migration, fleet),
     )
+
+
+def _stood_by(migration: Migration, fleet: Fleet) -> bool:
+    """Whether the replica that it comes home to was ready before it had anything to show: a node compares before it is
+    ready, or beside."""
+    target = migration.target
+    state = fleet.nodes.get(target.node) if target is not None else None
+    observed = state.observed.get(target.assignment) if target is not None and state is not None else None
+    if observed is None or observed.phase is not Phase.READY:
+        return False
+    return observed.verdict is None or observed.verdict.migration != migration.id
 
 
 def ends(migration: Migration, world: World) -> Refusal | None:

@@ -318,7 +318,9 @@ class _Step:
             case Phase.READY:
                 return None, "", None, None
             case Phase.STAGED if assignment.staged:
-                return None, "", None, None
+                if assignment.id in self.targets or assignment.id in self.moves:
+                    return None, "", None, None
+                return Code.WAITING_FOR_REPLACEMENT, "its bytes stay until what replaces it is there", soon, None
             case Phase.STAGED | Phase.DRAINING | Phase.GONE:
                 return Code.WAITING_FOR_LINK, f"{node} acts on an earlier desired set", soon, None
 
