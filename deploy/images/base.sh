@@ -4,7 +4,7 @@
 set -eu
 base=${1:-debian:bookworm-slim}
 suite=bookworm
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+mirror=${DEBIAN_MIRROR:-} # empty: the one that debootstrap knows
 
 docker version >/dev/null
 if docker image inspect "$base" >/dev/null 2>&1 || docker pull --quiet "$base" 2>/dev/null; then
@@ -19,7 +19,7 @@ if ! command -v debootstrap >/dev/null && [ ! -x /usr/sbin/debootstrap ]; then
 fi
 root=$(mktemp -d)
 trap '$run rm -rf "$root"' EXIT
-$run env PATH="$PATH:/usr/sbin:/sbin" debootstrap --variant=minbase "$suite" "$root" "$mirror" >&2
+$run env PATH="$PATH:/usr/sbin:/sbin" debootstrap --variant=minbase "$suite" "$root" ${mirror:+"$mirror"} >&2
 for folder in var/cache/apt var/lib/apt/lists var/log usr/share/doc usr/share/man usr/share/locale usr/share/info; do
     $run find "$root/$folder" -mindepth 1 -delete
 done

@@ -76,6 +76,9 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/LeaveFederation": WRITERS,
     "Operator/GetFederation": READERS,
     "Operator/SetSignal": WRITERS,
+    "Operator/Backup": WRITERS,
+    "Operator/Logs": WRITERS,
+    "Operator/GetDiagnostics": WRITERS,
 }
 ENROL = {"Enrolment/Redeem", "Enrolment/Challenge", "Enrolment/Renew"}
 """Whoever calls: a token, or the key of a certificate, is shown inside the call."""
