@@ -28,6 +28,11 @@ class StoredMemory:
             without_ready={name: moved(since) for name, since in memory.without_ready.items()},
             away={name: moved(since) for name, since in memory.away.items()},
             back={name: moved(since) for name, since in memory.back.items()},
-            pending={name: replace(each, since=moved(each.since)) for name, each in memory.pending.items()},
+            pending={
+                name: replace(
+                    each, since=moved(each.since), unseen=moved(each.unseen) if each.unseen is not None else None
+                )
+                for name, each in memory.pending.items()
+            },
             idle={name: moved(since) for name, since in memory.idle.items()},
         )

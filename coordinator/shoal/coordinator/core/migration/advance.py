@@ -198,7 +198,7 @@ def _settled(
     for name in sorted(migrations):
         each = migrations[name]
         known = each.came is not None or each.expected is None
-        if known or each.target is None or not is_settled(each, now):
+        if known or each.target is None or not is_settled(each, world.region.sleep_after_s, now):
             continue
         away = world.delegated.get(each.workload) if each.leaves_home else None
         if each.leaves_home:

@@ -32,6 +32,8 @@ from shoal.types.workload import Intent, WorkloadKey
 
 HOLD_S: Final = Seconds(10.0)
 """A condition that holds for less speaks for nothing."""
+UNSEEN_S: Final = Seconds(30.0)
+"""What spoke for a move of a replica that could not be looked at for so long begins anew."""
 RETURNS_S: Final = Seconds(3600.0)
 """So long it is remembered that a workload went to and fro."""
 REGION_MOST: Final = 4
@@ -100,8 +102,7 @@ def allot(
 ) -> Allotted:  # fmt: skip
     """assigned: replicas that are there; of others nothing is remembered. Asked again with what it answered, it begins
     nothing more."""
-    kept = {key: each for key, each in pending.items() if key not in look.judged and key.partition(" ")[0] in assigned}
-    kept |= {key: pending.get(key, Pending(now)) for key, _ in look.found}
+    kept = _kept(look, pending, assigned, now)
     book = _Book(migrations, intents, now, wall)
     begun = list[tuple[Migration, tuple[Told, ...]]]()
     held, news = list[Held](), list[Held]()
@@ -135,6 +136,20 @@ def holds_at_home(
     if not open_at(rule.windows, wall):
         return Hold.WINDOW, "outside the policy's windows", next_open(rule.windows, wall)
     return None
+
+
+def _kept(
+    look: Look, pending: Mapping[str, Pending], assigned: frozenset[str], now: Elapsed
+) -> dict[str, Pending]:  # fmt: skip
+    """What speaks for a move now, and what may go on to, as nobody looked whether it does."""
+    known = {key: each for key, each in pending.items() if each.unseen is None or now - each.unseen < UNSEEN_S}
+    kept = dict[str, Pending]()
+    for key, each in known.items():
+        name = key.partition(" ")[0]
+        if key not in look.judged and name in assigned:
+            since = now if each.unseen is None else each.unseen
+            kept[key] = replace(each, unseen=None if name in look.seen else since)
+    return kept | {key: replace(known.get(key, Pending(now)), unseen=None) for key, _ in look.found}
 
 
 def _rank(found: tuple[str, Proposal]) -> tuple[bool, bool, float, str]:

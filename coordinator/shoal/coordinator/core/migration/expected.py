@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.coordinator.core.fleet.state import Fleet
 from shoal.coordinator.core.migration.guard import figures_of
-from shoal.coordinator.core.migration.model import Came, Done, Expected, Figures, Migration, Place, Service
+from shoal.coordinator.core.migration.model import Came, Cause, Done, Expected, Figures, Migration, Place, Service
 from shoal.coordinator.core.placement.feasible import Option, Scope
 from shoal.coordinator.core.placement.model import Inputs
 from shoal.coordinator.core.placement.rank import gain, values
@@ -15,9 +15,11 @@ from shoal.coordinator.core.prediction.model import Basis, Interval, Prediction
 from shoal.coordinator.core.prediction.predict import predict
 from shoal.coordinator.core.workloads.model import Delegated, World
 from shoal.types.assignment import Observed
+from shoal.types.device import Power, Rest
 from shoal.types.migration import Against, MigrationRule
 from shoal.types.offer import Offer
-from shoal.types.units import Bytes, Elapsed, Seconds
+from shoal.types.receipt import Receipt
+from shoal.types.units import Bytes, Elapsed, Seconds, Watts
 from shoal.types.workload import Intent, Weights
 
 SETTLED_S: Final = Seconds(30.0)
@@ -65,7 +67,7 @@ def expected_abroad(
     return Expected(
         before=before,
         after=after,
-        gain=_gain(after, before, intent.weights),
+        gain=gain_of(after, before, intent.weights),
         fetch_bytes=sent if out else Bytes(sum(lacks.values())),
         seconds=_whole_s(
             scope.inputs.fleet, migration.rule, before.latency_p95_s, after.latency_p95_s,
@@ -74,8 +76,10 @@ def expected_abroad(
     )  # fmt: skip
 
 
-def is_settled(migration: Migration, now: Elapsed) -> bool:
-    return isinstance(migration.state, Done) and SETTLED_S <= now - migration.state.at <= UNREAD_S
+def is_settled(migration: Migration, sleep_after_s: Seconds | None, now: Elapsed) -> bool:
+    """What a device is to sleep after shows once it does."""
+    rests_s = sleep_after_s or 0.0 if migration.cause is Cause.CONSOLIDATION else 0.0
+    return isinstance(migration.state, Done) and SETTLED_S + rests_s <= now - migration.state.at <= UNREAD_S
 
 
 def came(
@@ -92,7 +96,11 @@ def came(
     measured = replace(option, prediction=replace(option.prediction, joules=Interval(joules, joules, joules)))
     replicas = intent.require.replicas if migration.crosses else 1
     carbon = replicas * scope.carbon_g_per_h(measured, intent, intent.require.replicas)
-    return _came(intent, migration, Service(latency_s, joules, replicas * option.cost, carbon), since, now, fetched)
+    after = Service(latency_s, joules, replicas * option.cost, carbon)
+    brought = _came(intent, migration, after, since, now, fetched)
+    if brought is None or migration.cause is not Cause.CONSOLIDATION:
+        return brought
+    return replace(brought, gain=_watts_gain(scope, intent, migration, after))
 
 
 def came_abroad(
@@ -118,6 +126,12 @@ def fetched_for(world: World, migration: Migration) -> Bytes | None:
     by = target.assignment if target.region else target.node
     return Bytes(sum(each.size for each in world.fetched if (each.by, each.model) == (by, target.model)
                      and each.at >= began))  # fmt: skip
+
+
+def awake_w(rest: Rest, receipt: Receipt, working_w: float) -> Watts:
+    """Watts of a device that stays awake for one replica. working_w: joules of its inferences in a second; of them only
+    what they take beyond idling is drawn as well."""
+    return Watts(rest.idle_w + max(0.0, 1.0 - rest.idle_w / receipt.rates.active_w) * working_w)
 
 
 def calibrated(scope: Scope, intent: Intent, source: Option, target: Option) -> Option:
@@ -160,6 +174,22 @@ def missing_bytes(inputs: Inputs, node: str, model: str) -> Bytes:
     """What a node lacks of a model."""
     held = any(each.model == model for each in inputs.desired.get(node, ()))
     return Bytes(0 if held else inputs.profiles[model].size_bytes)
+
+
+def _watts_gain(scope: Scope, intent: Intent, migration: Migration, after: Service) -> float:
+    """Of a consolidation, in the terms that it was begun for: watts in the place of joules, with those of the device
+    that was to sleep, as it does now. NaN where nobody knows."""
+    source, hoped = _option(scope, intent, migration.source), migration.expected
+    if hoped is None or source is None or source.receipt is None or source.device.rest is None:
+        return math.nan
+    rate, reading = scope.replica_rate(intent, intent.require.replicas), source.state.readings.get(source.device.name)
+    sleeps = reading is not None and reading.power is Power.ASLEEP
+    resting_w = source.device.rest.asleep_w if sleeps else source.device.rest.idle_w
+    here = awake_w(source.device.rest, source.receipt, rate * hoped.before.joules)
+    there = resting_w + rate * after.joules
+    if math.isnan(there):
+        return math.nan
+    return gain_of(replace(after, joules=there), replace(hoped.before, joules=here), intent.weights)
 
 
 def _option(scope: Scope, intent: Intent, place: Place) -> Option | None:
@@ -208,11 +238,12 @@ def _came(
     if not isinstance(state, Done) or hoped is None:
         return None
     took, over = Seconds(migration.story[-1].at - migration.story[0].at), Seconds(now - state.at)
-    better = _gain(after, hoped.before, intent.weights) if since.requests else math.nan
+    better = gain_of(after, hoped.before, intent.weights) if since.requests else math.nan
     return Came(after, better, took, over, since.requests, since.errors, fetched)
 
 
-def _gain(after: Service, before: Service, weights: Weights) -> float:
+def gain_of(after: Service, before: Service, weights: Weights) -> float:
+    """By what share one betters the other, as `rank.gain`."""
     new, old = ((each.latency_p95_s, each.cost, each.joules) for each in (after, before))
     return gain(new, old, weights)
 

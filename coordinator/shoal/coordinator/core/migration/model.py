@@ -54,7 +54,8 @@ class Cause(StrEnum):
     """The objective is better elsewhere, or a limit is kept there. LATENCY, COST, ENERGY: that figure of the places
     makes most of the difference; CARBON, PRICE: it goes with the region's intensity, or its price of an hour."""
     SCHEDULE = "schedule"
-    """Another objective holds at this time."""
+    """Another objective holds at this time by the policy's `schedule`, and what it says otherwise would not ask for the
+    move; or the way back, once that holds no more."""
     HEAT = "heat"
     """Its device is too hot, or slows itself down."""
     POWER = "power"
@@ -102,7 +103,8 @@ class Service:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """What a move is begun for, as predicted then. before, after: the replica that goes, the one that comes. gain: the
-    share by which the workload's objective is better after it; negative where something else than that asks for it.
+    share by which the workload's objective is better after it; negative where something else than that asks for it. Of
+    a consolidation its energy is watts, with those of the device that may sleep and what moving and waking take.
     fetch_bytes: what the new one's node lacks of the model. seconds: from the new one's first to the old one's last."""
 
     before: Service
@@ -115,9 +117,9 @@ class Expected:
 @dataclass(frozen=True, slots=True)
 class Came:
     """What a move brought, measured over `over_s` after it was done. after: latency and joules of the `requests` since,
-    and gain of that over what the old one was expected to go on with, NaN without any. seconds: as in `Expected`.
-    fetch_bytes: what the new one's node, or the other region, fetched of the model here; None: it was not counted all
-    the time."""
+    and gain of that over what the old one was expected to go on with, NaN without any; of a consolidation with the
+    watts of the device that sleeps, if it does. seconds: as in `Expected`. fetch_bytes: what the new one's node, or the
+    other region, fetched of the model here; None: it was not counted all the time."""
 
     after: Service
     gain: float

@@ -93,10 +93,12 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Something speaks for a move, since then. told: what holds it back, as events said last; empty: nothing yet."""
+    """Something speaks for a move, since then. told: what holds it back, as events said last; empty: nothing yet.
+    unseen: since when its replica cannot be looked at; None while it can."""
 
     since: Elapsed
     told: str = ""
+    unseen: Elapsed | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.coordinator.core.region import DIGEST, START, intent
 
-from shoal.coordinator.core.migration.budget import HOLD_S, REGION_MOST, RETURNS_S, UNPLACED_S, URGENT_MOST, Hold, allot
+from shoal.coordinator.core.migration.budget import (
+    HOLD_S,
+    REGION_MOST,
+    RETURNS_S,
+    UNPLACED_S,
+    UNSEEN_S,
+    URGENT_MOST,
+    Hold,
+    allot,
+)
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Cause,
@@ -59,16 +68,20 @@ class Plain:
         cause: Cause = Cause.PRICE,
         urgent: bool = False,
         waits: bool = False,
+        seen: bool = True,
     ) -> None:
-        """One look at which these workloads' replicas would be better on their other node."""
+        """One look at which these workloads' replicas would be better on their other node. seen: it sees any at all."""
         now, wall = Elapsed(self.now), Wall(START + self.now)
         self._go_on(fails=fails)
         found = tuple(self._found(key, cause, urgent=urgent, waits=waits) for key in wanted if not self._moves(key))
-        judged = frozenset(pending_key(self.at[key], "objective") for key in self.keys if not self._moves(key))
+        judged = frozenset(pending_key(self.at[key], "objective") for key in self.keys if seen and not self._moves(key))
         assigned = frozenset(place.assignment for place in self.at.values())
+        looked = assigned if seen else frozenset[str]()
 
         def asked() -> tuple[Migration, ...]:
-            allotted = allot(Look(found, judged), self.pending, assigned, self.migrations, self.intents, now, wall)
+            allotted = allot(
+                Look(found, judged, looked), self.pending, assigned, self.migrations, self.intents, now, wall
+            )
             self.pending = dict(allotted.pending)
             self.holds = [each.hold for each in allotted.held]
             return tuple(migration for migration, _ in allotted.begun)
@@ -248,3 +261,14 @@ def test_what_waits_for_its_turn_has_held_meanwhile() -> None:
     assert plain.holds == [Hold.TURN]
     plain.look(key)
     assert len(plain.moves) == 1
+
+
+def test_what_nobody_could_see_for_long_has_not_held_meanwhile() -> None:
+    for blind, begins in ((UNSEEN_S - LOOK_S, True), (UNSEEN_S + LOOK_S, False)):
+        plain = Plain()
+        (key,) = plain.keys
+        plain.look(key)
+        for _ in range(int(blind / LOOK_S)):
+            plain.look(seen=False)
+        plain.look(key)
+        assert bool(plain.moves) is begins

@@ -8,9 +8,10 @@ import pytest
 from unit.coordinator.core.region import START, Region, device, intent, node
 
 from shoal.coordinator.core.migration.model import Cause, Done, Migration
-from shoal.types.device import Rest
+from shoal.types.assignment import Served
+from shoal.types.device import EnergySource, Power, Rest
 from shoal.types.migration import Against, MigrationRule
-from shoal.types.units import PerSecond, Seconds, Watts
+from shoal.types.units import Joules, PerSecond, Seconds, Watts
 from shoal.types.workload import Intent, Scheduled, Traffic, Weights, WorkloadKey
 
 PEAK_AT, PEAK_END = 120, 160
@@ -47,7 +48,7 @@ def region(after: float | None = 5.0, **changes: Any) -> Region:
 
 
 def asleep(found: Region) -> bool:
-    return bool(found.desired[SERVER].asleep)
+    return SERVER in found.desired and bool(found.desired[SERVER].asleep)
 
 
 def where(found: Region) -> list[str]:
@@ -79,8 +80,7 @@ def test_a_day() -> None:
     found.run(110, tick=1.0)
     assert where(found) == [BOARD]
     assert asleep(found)
-    back = moves(found)[-1]
-    assert back.cause in (Cause.CONSOLIDATION, Cause.ENERGY)
+    assert moves(found)[-1].cause in (Cause.CONSOLIDATION, Cause.FAILBACK)
     codes = [event.code for event in found.events]
     assert codes.count("DEVICE_SLEEPS") == 2
     assert codes.count("DEVICE_WAKES") == 1
@@ -172,3 +172,30 @@ def test_two_devices_that_may_sleep_do_not_swap_their_replicas() -> None:
     assert [name for name, content in found.desired.items() if content.asleep] == [
         each for each in homes.values() if each != awake
     ]
+
+
+def test_a_consolidation_is_begun_for_joules_and_brings_them() -> None:
+    """At 1/s: awake, the server draws 100 W; asleep 10 W, beside what the board's inferences take."""
+    found = region()
+    found.sensors[SERVER] = lambda each: replace(each, power=Power.ASLEEP if asleep(found) else Power.AWAKE)
+    took = (Seconds(0.02), Seconds(0.03), Joules(100 * 0.4))
+    found.run(40, tick=1.0)
+    found.agents[BOARD].served = (Served("eu-west", 100, 0, *took, EnergySource.ESTIMATED),)
+    found.run(40, tick=1.0)
+    (moved,) = moves(found)
+    assert moved.cause is Cause.CONSOLIDATION
+    assert moved.expected is not None
+    assert 0.3 < moved.expected.gain < 0.9, "less than 90 %, as moving and waking are paid for"
+    assert moved.came is not None
+    assert moved.came.gain == pytest.approx(1 - (10.0 + 0.4) / 100.0, abs=0.01)
+    assert moved.came.gain > moved.expected.gain
+
+
+def test_it_comes_back_to_what_slept_once_energy_counts_no_more() -> None:
+    night = f"int(now) < {START + PEAK_AT:.0f}"
+    found = region(schedule=(Scheduled(night, ENERGY),), traffic=(Traffic("eu-west", PerSecond(1.0), PerSecond(1.0)),))
+    found.run(60, tick=1.0)
+    assert (where(found), asleep(found)) == ([BOARD], True)
+    found.run(160, tick=1.0)
+    assert (where(found), asleep(found)) == ([SERVER], False)
+    assert [each.cause for each in moves(found)] == [Cause.CONSOLIDATION, Cause.SCHEDULE]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from unit.coordinator.core.region import Region, intent, node
+from unit.coordinator.core.region import START, Region, intent, node
 
 from shoal.coordinator.core.migration.model import Cause, Done, Migration, Proposal
 from shoal.coordinator.core.migration.triggers import view
@@ -14,7 +14,7 @@ from shoal.types.assignment import Served
 from shoal.types.device import EnergySource
 from shoal.types.migration import Against, MigrationRule, Window
 from shoal.types.units import Joules, Seconds, UsdPerHour, Watts
-from shoal.types.workload import Intent, Limits, Weights, WorkloadKey
+from shoal.types.workload import Intent, Limits, Scheduled, Weights, WorkloadKey
 
 CHEAP = Weights(0.0, 1.0, 0.0)
 COOLDOWN_S = 60.0
@@ -76,6 +76,24 @@ def test_it_follows_the_price_after_a_while_and_says_why() -> None:
     assert moved.came.after.joules == pytest.approx(0.4)
     assert moved.came.gain == pytest.approx(1 / 3)
     assert "MIGRATION_BROUGHT" in {event.code for event in region.events}
+
+
+def test_a_schedule_that_asks_for_a_move_is_its_cause_and_that_of_the_way_back() -> None:
+    """The fast node is dear."""
+    region = Region(node("edge-1"), node("edge-2"), flops={"edge-1": 2e11, "edge-2": 1e11})
+    region.agents["edge-1"].p50_s = 0.01
+    price(region, 2.0, 1.0)
+    while_cheap = f"int(now) >= {START + 100:.0f} && int(now) < {START + 250:.0f}"
+    region.intents = (workload(weights=Weights(1.0, 0.0, 0.0), schedule=(Scheduled(while_cheap, CHEAP),)),)
+    region.run(60, tick=1.0)
+    assert (where(region), region.migrations) == (["edge-1"], {})
+    region.run(90, tick=1.0)
+    (there,) = ended(region)
+    assert (there.cause, where(region)) == (Cause.SCHEDULE, ["edge-2"])
+    assert there.reason == "by the objective that holds at this time 50% better: cost 1 USD/h for 2 USD/h"
+    region.run(150, tick=1.0)
+    assert [each.cause for each in ended(region)] == [Cause.SCHEDULE, Cause.SCHEDULE]
+    assert where(region) == ["edge-1"]
 
 
 def test_a_policy_that_does_not_say_when_moves_nothing() -> None:

@@ -29,10 +29,12 @@ EVERY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """found: by `pending_key`. judged: all of whose conditions this look knows whether they hold."""
+    """found: by `pending_key`. judged: all of whose conditions this look knows whether they hold. seen: replicas that
+    it looked at, by assignment, or will when it is their turn."""
 
     found: tuple[tuple[str, Proposal], ...]
     judged: frozenset[str]
+    seen: frozenset[str]
 
 
 def look(view: View) -> Look:
@@ -45,4 +47,5 @@ def look(view: View) -> Look:
             for replica in view.replicas
             if not each.in_turn or view.looks_at(replica)
         ),
+        frozenset(replica.place.assignment for replica in view.replicas),
     )

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator.core.migration.expected import expected
+from shoal.coordinator.core.migration.expected import awake_w, expected, gain_of
 from shoal.coordinator.core.migration.model import Cause, Expected, Proposal
 from shoal.coordinator.core.migration.triggers.view import Replica, View, proposal
 from shoal.coordinator.core.placement.feasible import Option
 from shoal.coordinator.core.placement.model import Slot
-from shoal.coordinator.core.placement.rank import gain
 from shoal.coordinator.core.workloads.schedule import holding
 from shoal.types.device import Rest
 from shoal.types.units import Seconds, Wall, show_joules, show_seconds, show_watts
@@ -30,9 +29,10 @@ LOOKS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Saving:
+    """hoped: with the gain in joules until `over_s`, moving and waking counted. joules: the device's own."""
+
     option: Option
     hoped: Expected
-    gain: float
     watts: float
     joules: float
     over_s: Seconds
@@ -50,7 +50,7 @@ def propose(view: View) -> Iterator[Proposal]:
             reason = f"{replica.place.where} may sleep: {show_watts(best.watts)} less, {show_joules(best.joules)} in"
             reason += f" {show_seconds(best.over_s)}"
             found = proposal(replica, best.option, best.hoped, Cause.CONSOLIDATION, reason)
-            yield replace(found, fading=best.gain < replica.intent.migration.gain)
+            yield replace(found, fading=best.hoped.gain < replica.intent.migration.gain)
 
 
 def _best(view: View, replica: Replica, rest: Rest) -> Saving | None:
@@ -61,8 +61,8 @@ def _best(view: View, replica: Replica, rest: Rest) -> Saving | None:
         if _stays_awake(view, option) and (saving := _saving(view, replica, rest, option)) is not None
     ]
     asked = intent.migration.gain * min(view.shares(replica, NAME))
-    worth = [each for each in found if each.gain >= asked and each.joules > 0]
-    return max(worth, key=lambda each: (each.gain, each.option.names), default=None)
+    worth = [each for each in found if each.hoped.gain >= asked and each.joules > 0]
+    return max(worth, key=lambda each: (each.hoped.gain, each.option.names), default=None)
 
 
 def _saving(view: View, replica: Replica, rest: Rest, option: Option) -> Saving | None:
@@ -72,18 +72,18 @@ def _saving(view: View, replica: Replica, rest: Rest, option: Option) -> Saving 
         return None
     hoped = expected(view.scope, replica.intent, replica.calm, option)
     rate = view.scope.replica_rate(replica.intent, replica.intent.require.replicas)
-    beyond_idling = max(0.0, 1.0 - rest.idle_w / receipt.rates.active_w)
-    here = rest.idle_w + rate * hoped.before.joules * beyond_idling
+    here = awake_w(rest, receipt, rate * hoped.before.joules)
     there = rest.asleep_w + rate * hoped.after.joules
-    old = (hoped.before.latency_p95_s, hoped.before.cost, here)
-    new = (hoped.after.latency_p95_s, hoped.after.cost, there)
     moving_s = hoped.seconds if math.isfinite(hoped.seconds) else MOVING_S
-    moving = (receipt.rates.active_w - rest.idle_w) * rest.wake_s + (here - rest.asleep_w) * moving_s
+    moving = max(0.0, receipt.rates.active_w - rest.idle_w) * rest.wake_s + (here - rest.asleep_w) * moving_s
     over_s = _quiet_s(view, replica)
     joules = (here - there) * over_s - moving
     if math.isnan(joules):
         return None
-    return Saving(option, hoped, gain(new, old, replica.intent.weights), here - there, joules, over_s)
+    before, after = replace(hoped.before, joules=here), replace(hoped.after, joules=here - joules / over_s)
+    better = gain_of(after, before, replica.intent.weights)
+    spared = joules / replica.loaded.device.time_scale
+    return Saving(option, replace(hoped, gain=better), here - there, spared, over_s)
 
 
 def _alone(view: View, replica: Replica) -> bool:

@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal.coordinator.core.migration.expected import expected
+from shoal.coordinator.core.migration.expected import expected, gain_of
 from shoal.coordinator.core.migration.model import Cause, Expected, Migration, Proposal
 from shoal.coordinator.core.migration.triggers.view import Replica, View, proposal
 from shoal.coordinator.core.placement.feasible import Option
-from shoal.coordinator.core.placement.rank import gain
 from shoal.policies.resolve import PRICE_LABEL
 from shoal.types.units import show_joules, show_seconds, show_usd_per_hour
 from shoal.types.workload import Weights
 
 NAME: Final = "objective"
-PASSING: Final = frozenset({Cause.HEAT, Cause.POWER})
-"""What a place may get over: then it may have the replica again."""
+PASSING: Final = frozenset({Cause.HEAT, Cause.POWER, Cause.WAKE})
+"""What a place may get over, a peak as well: then it may have the replica again."""
+_TIMELY: Final = PASSING | {Cause.SCHEDULE}
+"""So with what holds for a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ def better(view: View, replica: Replica) -> Better | None:
 
 def _judged(view: View, replica: Replica, option: Option) -> Better:
     left, asked = _left(view, replica, option), replica.intent.migration.gain
-    if left is not None and left.cause not in PASSING and left.expected is not None:
-        asked += max(0.0, _gain(left.expected, replica.intent.weights))
+    if left is not None and not _is_over(left, replica.intent.weights) and left.expected is not None:
+        asked += max(0.0, gain_of(left.expected.before, left.expected.after, replica.intent.weights))
     return Better(option, expected(view.scope, replica.intent, replica.calm, option), asked, left)
 
 
@@ -67,10 +68,20 @@ def _left(view: View, replica: Replica, option: Option) -> Migration | None:
     return last if came_from else None
 
 
-def _gain(known: Expected, weights: Weights) -> float:
-    """What the way back would have brought when it was left."""
-    back, stay = ((each.latency_p95_s, each.cost, each.joules) for each in (known.before, known.after))
-    return gain(back, stay, weights)
+def _is_over(left: Migration, weights: Weights) -> bool:
+    """Whether what it left for may hold no more, without that any figure of the two places is another. Where energy
+    counts for nothing, no device is to sleep."""
+    return left.cause in _TIMELY or (left.cause is Cause.CONSOLIDATION and weights.energy <= 0)
+
+
+def _is_scheduled(replica: Replica, best: Better) -> bool:
+    """Whether it is a schedule's entry that speaks for it, or for the way back that there is none any more."""
+    intent = replica.intent
+    if intent.declared is None:
+        return False
+    if intent.weights == intent.declared.weights:
+        return best.left is not None and best.left.cause in (Cause.SCHEDULE, Cause.CONSOLIDATION)
+    return gain_of(best.expected.after, best.expected.before, intent.declared.weights) < best.asked
 
 
 def _why(replica: Replica, best: Better) -> tuple[Cause, str]:
@@ -88,6 +99,8 @@ def _why(replica: Replica, best: Better) -> tuple[Cause, str]:
         cause = Cause.PRICE
     how = f"{best.expected.gain:.0%} better" if best.expected.gain > 0 else "worse"
     reason = f"{how}: {name} {show(new)} for {show(old)}"
+    if _is_scheduled(replica, best):
+        return Cause.SCHEDULE, f"by the objective that holds at this time {reason}"
     if best.left is None:
         return cause, reason
     back = f"back where {best.left.id} ({best.left.cause}) left"
