@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shoal.simulator.cluster import GIB, Cluster, Spec
 from shoal.simulator.judge import judge
 from shoal.simulator.loop import VirtualLoop, run
-from shoal.simulator.machine import Behaviour, Machine, chip
+from shoal.simulator.machine import USUAL_W, Behaviour, Machine, chip
 from shoal.simulator.operators import WHO
 from shoal.simulator.scenario import digest, profile
 from shoal.simulator.world import World
@@ -159,18 +159,21 @@ def tell(
     mqtt: bool = False,
     partition: str = "serve: forever",
     skews: tuple[float, ...] = (),
+    watts: Mapping[str, float] | None = None,
     labels: Mapping[str, Mapping[str, str]] | None = None,
     require: str = "",
     policy: str = "",
 ) -> Scene:
     """The story in a region of its own; what the judge, the invariants or the world found fails the test.
 
-    skews: seconds by which the agents' wall clocks are ahead from the first moment."""
+    skews: seconds by which the agents' wall clocks are ahead from the first moment. watts: of agents' processors at
+    work, where not the usual."""
     scenes: list[Scene] = []
 
     async def whole(loop: VirtualLoop) -> None:
         world = World(loop, seed)
-        chips = {f"edge-{number}": (chip("cpu0", 1e11, 8 * GIB),) for number in range(agents)}
+        names = [f"edge-{number}" for number in range(agents)]
+        chips = {name: (chip("cpu0", 1e11, 8 * GIB, active_w=(watts or {}).get(name, USUAL_W)),) for name in names}
         cluster = Cluster(
             world,
             Spec(

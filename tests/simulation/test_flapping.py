@@ -14,6 +14,7 @@ from harness.report import record
 from shoal.coordinator.core.migration.budget import HOLD_S, RETURNS_S
 from shoal.coordinator.core.migration.model import Cause, Migration, Stage
 from shoal.coordinator.core.signals.model import SignalName
+from shoal.simulator.machine import USUAL_W
 from shoal.simulator.operators import WHO
 
 HOUR_S = 3600.0
@@ -21,6 +22,8 @@ COOLDOWN_S = 300.0
 GAIN = 0.1
 FIXED = 0.4
 """USD/h of the one node; the other's is the region's."""
+DIRTY = 350.0
+"""g/kWh."""
 ASK_S = 0.5
 MOVES = "  migration: {when: {gain: 10%, cooldown: 5m}, shift: {steps: [50%, 100%], hold: 2s}, drain: 5s}\n"
 BEFORE_S = 2.0
@@ -37,6 +40,13 @@ async def price(scene: Scene, high: bool) -> None:
     await scene.cluster.region.signals.set(SignalName.PRICE, f"{FIXED * (1.25 if high else 0.75)} USD/h", WHO)
 
 
+async def carbon(scene: Scene, high: bool) -> None:
+    """The grid's intensity, a quarter above and below what the schedule asks after; the region's price is high."""
+    assert scene.cluster.region is not None
+    await price(scene, high=True)
+    await scene.cluster.region.signals.set(SignalName.CARBON, f"{DIRTY * (1.25 if high else 0.75):g} gCO2/kWh", WHO)
+
+
 async def load(scene: Scene, high: bool) -> None:
     """So much of it that answers come five times as late, wherever they are from."""
     for machine in scene.cluster.machines:
@@ -49,7 +59,7 @@ def moved(scene: Scene) -> list[Migration]:
 
 
 def flapped(
-    seed: int, flap: Flap, every_s: float, require: str = "", policy: str = ""
+    seed: int, flap: Flap, every_s: float, require: str = "", policy: str = "", watts: dict[str, float] | None = None
 ) -> tuple[Scene, list[Migration], Signal]:
     """The hour; what moved in it; when the signal was which (by the coordinator's clock on the wall)."""
     signal: Signal = []
@@ -67,12 +77,13 @@ def flapped(
         async with scene.load(every_s=ASK_S):
             turning = asyncio.ensure_future(flapping())
             await asyncio.sleep(HOUR_S)
+            assert not turning.done(), turning.exception()
             turning.cancel()
             await scene.until(lambda: all(each.is_over for each in moved(scene)), 120.0, "the last move to end")
             moves.extend(moved(scene))
 
     labels = {"edge-0": {"price": f"{FIXED} USD/h"}}
-    scene = tell(seed, 1, story, labels=labels, require=require, policy=policy)
+    scene = tell(seed, 1, story, labels=labels, require=require, policy=policy, watts=watts)
     return scene, moves, signal
 
 
@@ -84,6 +95,14 @@ def apart(moves: list[Migration]) -> float:
         times = sum(each.story[-1].at > ended - RETURNS_S for each in moves[: number + 1])
         assert rest >= COOLDOWN_S * 2 ** max(0, times - 2), rests
     return min(rests, default=HOUR_S)
+
+
+def held_since(move: Migration, signal: Signal, *, high: bool) -> None:
+    """The signal was so for a while before the move began."""
+    began = move.story[0].at
+    held = [each for at, each in signal if began - HOLD_S <= at <= began - BEFORE_S]
+    held += [each for at, each in signal if at <= began - HOLD_S][-1:]
+    assert set(held) == {high}
 
 
 def tell_of(moves: list[Migration], signal: str, every_s: float) -> None:
@@ -99,17 +118,27 @@ def test_a_price_around_the_threshold(every_s: float) -> None:
     else:
         assert 2 <= len(moves) <= HOUR_S / COOLDOWN_S
     for each in moves:
-        began, dear = each.story[0].at, each.source.node == "edge-1"
         assert (each.stage, each.cause) == (Stage.DONE, Cause.PRICE)
         assert each.expected is not None
         assert each.expected.gain >= GAIN
-        held = [high for at, high in signal if began - HOLD_S <= at <= began - BEFORE_S]
-        held += [high for at, high in signal if at <= began - HOLD_S][-1:]
-        assert set(held) == {dear}, "it held for a while, and it was this node that was dear"
-    shortest = apart(moves)
-    record(
-        "moves-flapping", "S", 1, signal="price", every_s=every_s, moves=len(moves), shortest_rest_s=shortest, lost=0
-    )
+        held_since(each, signal, high=each.source.node == "edge-1")
+    tell_of(moves, "price", every_s)
+
+
+@pytest.mark.parametrize("every_s", [pytest.param(7.0, marks=pytest.mark.long), 45.0])
+def test_a_carbon_intensity_around_the_threshold(every_s: float) -> None:
+    """While the grid is dirty joules count, else money: one node is frugal, the other cheap."""
+    schedule = f"  optimize: {{cost: 1}}\n  schedule: [{{when: region.carbon > {DIRTY}, optimize: {{energy: 1}}}}]\n"
+    scene, moves, signal = flapped(7, carbon, every_s, policy=schedule + MOVES, watts={"edge-1": USUAL_W / 2})
+    assert scene.lost == 0, scene.failed[:3]
+    if every_s < HOLD_S:
+        assert moves == [], "it never holds"
+    else:
+        assert 2 <= len(moves) <= HOUR_S / COOLDOWN_S
+    for each in moves:
+        assert (each.stage, each.cause) == (Stage.DONE, Cause.SCHEDULE)
+        held_since(each, signal, high=each.source.node == "edge-0")
+    tell_of(moves, "carbon", every_s)
 
 
 def test_a_load_around_the_bound() -> None:

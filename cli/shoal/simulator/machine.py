@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from shoal.agent.ports import (
     FrontStats,
@@ -52,12 +53,16 @@ class Behaviour:
     wrong: frozenset[str] = frozenset()
 
 
+USUAL_W: Final = 15.0
+
+
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A device as it is modelled: its rates, and the memory it has."""
+    """A device as it is modelled: its rates, and the memory it has. active_w: watts at work."""
 
     device: Device
     flops: float
+    active_w: Watts = Watts(USUAL_W)
 
     def receipt(self, node: str, device: Device, measured_at: Wall, probe_s: Seconds) -> Receipt:
         """What probing it shows. device: as its node knows it now."""
@@ -77,8 +82,8 @@ class Chip:
                 launch_s=Seconds(5e-5),
                 node_s=Seconds(2e-6),
                 load_bytes=1e9,
-                idle_w=Watts(5.0),
-                active_w=Watts(15.0),
+                idle_w=Watts(self.active_w / 3),
+                active_w=self.active_w,
                 energy_source=EnergySource.PROFILE,
             ),
             memory_bytes=device.memory_bytes,
@@ -90,7 +95,9 @@ class Chip:
         )
 
 
-def chip(name: str, flops: float, memory: int, wake_s: float | None = None) -> Chip:
+def chip(
+    name: str, flops: float, memory: int, wake_s: float | None = None, *, active_w: float = USUAL_W
+) -> Chip:  # fmt: skip
     """wake_s: of one that can be put to sleep."""
     rest = None if wake_s is None else Rest(Watts(10.0), Watts(1.0), Seconds(wake_s), "simulator")
     device = Device(
@@ -108,7 +115,7 @@ def chip(name: str, flops: float, memory: int, wake_s: float | None = None) -> C
         profile_source="shoal.simulator.machine",
         rest=rest,
     )
-    return Chip(device, flops)
+    return Chip(device, flops, Watts(active_w))
 
 
 class Worker:
@@ -559,7 +566,7 @@ class Workers:
             memory_bytes=Bytes(int(asked.memory_bytes * 0.8)),
             latency_p50_s=Seconds(behaviour.serve_s),
             latency_p95_s=Seconds(behaviour.serve_s * 1.5),
-            joules=Joules(behaviour.serve_s * 10.0),
+            joules=Joules(behaviour.serve_s * machine.chips[asked.device].active_w),
             energy_source=EnergySource.PROFILE,
             samples=8,
         )
@@ -579,14 +586,14 @@ def _shows(machine: Machine, worker: Worker) -> str:
 
 def _served(worker: Worker, slowed: float) -> Served:
     measured = worker.ready.measured if worker.ready else None
-    p50 = measured.latency_p50_s if measured else Seconds(0.0)
+    p50, joules = (measured.latency_p50_s, measured.joules) if measured else (Seconds(0.0), Joules(0.0))
     return Served(
         origin="",
         requests=worker.requests,
         errors=worker.errors,
         latency_p50_s=Seconds(p50 * slowed),
         latency_p95_s=Seconds(p50 * 1.5 * slowed),
-        joules=Joules(worker.requests * 0.1),
+        joules=Joules(worker.requests * joules),
         energy_source=EnergySource.PROFILE,
     )
 

@@ -1,0 +1,426 @@
+"""A day and a night: joules of a workload that Shoal moves and lets a server sleep for, beside one that is bound.
+
+Real processes (coordinator, agents, workers, gateway), real requests and live moves; the devices are EMULATED: two
+servers with an NVIDIA L4 and one small board, paced and metered by their profiles (`shoal get devices -o json` names
+the source of each figure, and what of it is assumed: what a server draws asleep, and how long it takes to wake). Two
+workloads of one model get the same requests at the same time:
+
+- `bound` stays on the first server all day, as it has to for its peak, which the board cannot hold: static binding of
+  what holds the peak. Its server idles at its profile's idle watts, not at those of work.
+- `moved` weighs energy and declares its peak. Shoal has it on the board outside the peak while the second server
+  sleeps, wakes that before the peak, and moves the workload there and back, live and verified.
+
+Time is compressed: the day's 24 h take `--day` seconds, and with it the peak, the time that a server takes to wake (260
+s of 24 h) and `cooldown`. What Shoal itself takes is not: how long a condition has to hold, loading, comparing,
+shifting, draining last as long as in any day, and so take so many times more of this one. What is measured is less than
+a day of 24 h would save; `limit` is what would be saved if a server were awake for the peak and to wake, and for
+nothing else.
+
+Watts are means over the day, of the devices' own time: emulated devices answer `time scale` times slower than they
+would, and count their joules by their own seconds. Servers meter themselves. The board, of which nobody says what it
+draws at rest, counts as if it were at work all day, and counts for `moved` alone. Networks and the coordinator are not
+metered.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from shoal.client import Context, Contexts, Inference, Region
+from shoal.devstack.control import Control
+from shoal.types.codes import ShoalError
+from shoal.v1 import nouns_pb2, operator_pb2
+
+DAY_S = 86400.0
+BOUND, SERVER, BOARD = "bound-gpu", "cloud-gpu", "board"
+CHANNELS, SIDE = 64, 80
+FLOPS = 2 * 2.0 * 9 * CHANNELS**2 * SIDE**2
+"""Of two convolutions: 0.94 GFLOP, a ninth of ResNet-50."""
+CLIENTS = 24
+SLO_TIMES = 3.0
+"""The bound on p95, in times that the board takes for one request."""
+COOLDOWN_S = 600.0
+"""Of a day of 24 h."""
+SETTLE_S = 90.0
+"""Until both workloads serve and the second server sleeps."""
+METER_S = 1.0
+
+
+@dataclass
+class Watched:
+    """One workload's requests. outcomes: (due at, seconds from then to the answer, code) of each."""
+
+    name: str
+    outcomes: list[tuple[float, float, str]] = field(default_factory=list)
+
+    def p95(self, chosen: Callable[[float], bool], scale: float) -> float:
+        """Of the devices' own seconds."""
+        taken = [took for at, took, code in self.outcomes if code == "ok" and chosen(at)]
+        return float(np.quantile(taken, 0.95)) / scale if taken else math.nan
+
+    def count(self, *codes: str) -> int:
+        return sum(code in codes for _, _, code in self.outcomes)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests a second here; peak_of_server, night_of_board: the share of the device's time that they take."""
+
+    night_rate: float
+    peak_rate: float
+    peak_of_server: float
+    night_of_board: float
+    peak_of_board: float
+    slo_own_s: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Watts: means over the day. saved, limit: of `bound`'s. The parts of `server_w`: while it slept, in the peak, and
+    else: waking, moving, waiting. awake_before_s, awake_after_s: the peak, in seconds here."""
+
+    device: str
+    day_s: float
+    compressed: float
+    time_scale: float
+    peak_share: float
+    load: Load
+    wake_s: float
+    requests: dict[str, int]
+    failed: dict[str, int]
+    wrong: dict[str, int]
+    p95_night_s: dict[str, float]
+    p95_peak_s: dict[str, float]
+    bound_w: float
+    server_w: float
+    server_asleep_w: float
+    server_peak_w: float
+    server_else_w: float
+    board_w: float
+    moved_w: float
+    limit_w: float
+    saved: float
+    limit: float
+    saved_if_asleep_drew_idle: float
+    asleep_share: float
+    awake_before_s: float
+    awake_after_s: float
+    moves: list[str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--day", type=float, default=360.0, help="seconds that a day takes")
+    parser.add_argument("--peak", type=float, default=4 / 24, help="share of the day; the peak is in its middle")
+    parser.add_argument("--peak-load", type=float, default=0.4, help="of the server's time, that requests take then")
+    parser.add_argument("--night", type=float, default=1 / 8, help="requests outside the peak, of those in it")
+    parser.add_argument("--board", default="orin-nx-16g", help="the small device's profile")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    fleet = (("plain-cpu", ""), (BOUND, "nvidia-l4"), (SERVER, "nvidia-l4"), (BOARD, arguments.board))
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
+        control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
+        try:
+            up = control.up(len(fleet), _say, fleet=fleet, wake_scale=arguments.day / DAY_S)
+            with Region(up.operator) as api:
+                report = run(api, up.client, Path(scratch), up.stack.time_scale, arguments)
+        finally:
+            control.down()
+    print(json.dumps(asdict(report), indent=1)) if arguments.json else show(report)
+
+
+def run(api: Region, client: Context, scratch: Path, scale: float, asked: argparse.Namespace) -> Report:
+    model = scratch / "convolutions.onnx"
+    model.write_bytes(convolutions())
+    api.push(model, "convolutions")
+    devices = {row.node: row for row in api.get("devices").devices}
+    load = loaded(devices, scale, asked)
+    started = _wall() + SETTLE_S
+    first, last = (started + asked.day * (0.5 + sign * asked.peak / 2) for sign in (-1, 1))
+    text = documents(api, first, last, load, scale, asked)
+    reply = api.apply([operator_pb2.Document(name="daynight.yaml", text=text)])
+    assert not reply.problems, reply.problems
+    _until(lambda: _ready(api, "bound") and _ready(api, "moved"), SETTLE_S, "both workloads to serve")
+    _until(lambda: _read(api, SERVER).power == "asleep", SETTLE_S, "the second server to sleep")
+    time.sleep(max(0.0, started - _wall()))
+    watched = [Watched("bound"), Watched("moved")]
+    meters = Meters(api, (BOUND, SERVER))
+    with meters:
+        send(client, watched, started, asked.day, lambda at: load.peak_rate if first <= at < last else load.night_rate)
+        time.sleep(2 * METER_S)
+    for event in api.events(0):
+        _say(f"{event.code} {event.subject} {event.message}")
+    end = started + asked.day
+
+    def watts(node: str, since: float, until: float) -> float:
+        """Its joules between the two, over the whole day."""
+        return (meters.joules(node, until) - meters.joules(node, since)) * scale / asked.day
+
+    def p95(in_peak: bool) -> dict[str, float]:
+        return {each.name: each.p95(lambda at: (first <= at < last) == in_peak, scale) for each in watched}
+
+    rest, board_w = devices[SERVER].device.rest, devices[BOARD].receipt.rates.active_w
+    active_w = devices[SERVER].receipt.rates.active_w
+    slept = meters.slept_s(SERVER, started, end) / asked.day
+    bound_w, server_w = watts(BOUND, started, end), watts(SERVER, started, end)
+    in_peak_w = watts(SERVER, first, last)
+    # The bound server's peak is the same requests on the same device, without what moving takes.
+    waking_w = active_w * rest.wake_s / asked.day
+    limit_w = watts(BOUND, first, last) + rest.asleep_w * (1 - asked.peak) + waking_w + board_w
+    sleeps = meters.asleep(SERVER)
+    return Report(
+        device=asked.board,
+        day_s=asked.day,
+        compressed=DAY_S / asked.day,
+        time_scale=scale,
+        peak_share=asked.peak,
+        load=load,
+        wake_s=rest.wake_s,
+        requests={each.name: len(each.outcomes) for each in watched},
+        failed={each.name: len(each.outcomes) - each.count("ok", "wrong") for each in watched},
+        wrong={each.name: each.count("wrong") for each in watched},
+        p95_night_s=p95(False),
+        p95_peak_s=p95(True),
+        bound_w=bound_w,
+        server_w=server_w,
+        server_asleep_w=slept * rest.asleep_w,
+        server_peak_w=in_peak_w,
+        server_else_w=server_w - in_peak_w - slept * rest.asleep_w,
+        board_w=board_w,
+        moved_w=server_w + board_w,
+        limit_w=limit_w,
+        saved=1 - (server_w + board_w) / bound_w,
+        limit=1 - limit_w / bound_w,
+        saved_if_asleep_drew_idle=1 - (server_w + board_w + slept * (rest.idle_w - rest.asleep_w)) / bound_w,
+        asleep_share=slept,
+        awake_before_s=first - max((at for at, is_so in sleeps if is_so and at < first), default=started),
+        awake_after_s=min((at for at, is_so in sleeps if is_so and at > last), default=end) - last,
+        moves=[_told(each, started) for each in sorted(api.get("migrations").migrations, key=_began)],
+    )
+
+
+def loaded(devices: dict[str, operator_pb2.DeviceView], scale: float, asked: argparse.Namespace) -> Load:
+    """What makes the load asked for, of what the devices' receipts say that they can do."""
+    server_s, board_s = (FLOPS / max(devices[name].receipt.rates.conv_flops.values()) for name in (SERVER, BOARD))
+    peak = asked.peak_load / server_s
+    night = peak * asked.night
+    return Load(night / scale, peak / scale, asked.peak_load, night * board_s, peak * board_s, SLO_TIMES * board_s)
+
+
+def documents(api: Region, first: float, last: float, load: Load, scale: float, asked: argparse.Namespace) -> str:
+    """Rates and latencies of documents are of the devices' own time, seconds of moves are not."""
+    region = api.get("nodes").nodes[0].node.region
+    at_peak = f"int(now) >= {first:.0f} && int(now) < {last:.0f}"
+    rates = f"rate: {load.night_rate * scale:g}/s, peak: {load.peak_rate * scale:g}/s"
+    traffic = f"{{from: {region}, {rates}, when: '{at_peak}'}}"
+    slo = f"latency: {{p95: {load.slo_own_s * 1e6:.0f}us}}"
+    cooldown = max(1.0, COOLDOWN_S * asked.day / DAY_S)
+    when = f"{{gain: 5%, cooldown: {cooldown:.0f}s}}"
+    return f"""apiVersion: shoal/v1
+kind: Region
+metadata: {{name: {region}}}
+spec: {{sleep: {{after: 1s}}}}
+---
+apiVersion: shoal/v1
+kind: Policy
+metadata: {{name: bound}}
+spec:
+  require: {{{slo}, where: node.name == "{BOUND}"}}
+  optimize: {{latency: 1}}
+---
+apiVersion: shoal/v1
+kind: Policy
+metadata: {{name: moved}}
+spec:
+  require: {{{slo}, where: 'node.name in ["{SERVER}", "{BOARD}"]'}}
+  optimize: {{energy: 1}}
+  migration: {{when: {when}, shift: {{steps: [50%, 100%], hold: 2s}}, drain: 10s}}
+---
+apiVersion: shoal/v1
+kind: Workload
+metadata: {{name: bound}}
+spec: {{model: {{source: convolutions}}, policy: bound, traffic: [{traffic}]}}
+---
+apiVersion: shoal/v1
+kind: Workload
+metadata: {{name: moved}}
+spec: {{model: {{source: convolutions}}, policy: moved, traffic: [{traffic}]}}
+"""
+
+
+def send(
+    client: Context, watched: Sequence[Watched], started: float, day_s: float, rate: Callable[[float], float]
+) -> None:  # fmt: skip
+    """Open loop: each request is sent when it is due, whatever became of those before it, and its latency counts from
+    then."""
+    local = threading.local()
+    image = np.linspace(-1, 1, CHANNELS, dtype=np.float32).reshape(1, CHANNELS, 1, 1)
+
+    def one(each: Watched, at: float) -> None:
+        if not hasattr(local, "client"):
+            local.client = Inference(client)
+        code = "ok"
+        try:
+            answer = local.client.infer(each.name, {"x": image}, deadline_s=60.0)
+            if not np.allclose(answer.outputs["y"], image, atol=1e-5):
+                code = "wrong"
+        except ShoalError as error:
+            code = str(error.code)
+        each.outcomes.append((at, _wall() - at, code))
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        due = started
+        while due < started + day_s:
+            time.sleep(max(0.0, due - _wall()))
+            for each in watched:
+                pool.submit(one, each, due)
+            due += 1 / rate(due)
+
+
+class Meters:
+    """What devices say of themselves, read again and again while the block lasts."""
+
+    def __init__(self, api: Region, nodes: Sequence[str]) -> None:
+        self._api = api
+        self._read: dict[str, list[nouns_pb2.Reading]] = {name: [] for name in nodes}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, daemon=True)
+
+    def __enter__(self) -> "Meters":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def joules(self, node: str, at: float) -> float:
+        return self._at(node, at, lambda each: each.energy_j)
+
+    def slept_s(self, node: str, since: float, until: float) -> float:
+        slept = [self._at(node, at, lambda each: each.slept_s) for at in (since, until)]
+        return slept[1] - slept[0]
+
+    def asleep(self, node: str) -> list[tuple[float, bool]]:
+        return [(each.taken_at, each.power == "asleep") for each in self._read[node]]
+
+    def _at(self, node: str, at: float, figure: Callable[[nouns_pb2.Reading], float]) -> float:
+        known = self._read[node]
+        return float(np.interp(at, [each.taken_at for each in known], [figure(each) for each in known]))
+
+    def _go_on(self) -> None:
+        while True:
+            for row in self._api.get("devices").devices:
+                if row.node in self._read:
+                    self._read[row.node].append(row.reading)
+            if self._over.wait(METER_S):
+                return
+
+
+def convolutions() -> bytes:
+    """y = x through two convolutions of 3 x 3 over CHANNELS x SIDE x SIDE, whose kernels change nothing."""
+    kernel = np.zeros((CHANNELS, CHANNELS, 3, 3), np.float32)
+    kernel[:, :, 1, 1] = np.eye(CHANNELS, dtype=np.float32)
+    nodes = [
+        helper.make_node("Tile", ["x", "times"], ["wide"]),
+        helper.make_node("Conv", ["wide", "kernel"], ["once"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["once", "kernel"], ["twice"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["twice"], ["y"]),
+    ]
+    shape = [1, CHANNELS, 1, 1]
+    graph = helper.make_graph(
+        nodes, "convolutions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(kernel, "kernel"),
+         numpy_helper.from_array(np.array([1, 1, SIDE, SIDE], np.int64), "times")],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(made)
+    return bytes(made.SerializeToString())
+
+
+def show(report: Report) -> None:
+    load = report.load
+    print(f"EMULATED devices (two servers with an NVIDIA L4, {report.device}); real processes, requests and moves")
+    print(
+        f"24 h in {report.day_s:.0f} s (1/{report.compressed:.0f}): the peak ({report.peak_share:.0%} of the day), a "
+        f"server's waking (260 s, assumed: {report.wake_s:.2f} s here), cooldown. Not compressed: holding, loading, "
+        "comparing, shifting, draining"
+    )
+    print(f"time scale {report.time_scale:g}: devices answer so many times slower; below is their own time")
+    print(
+        f"load: at the peak {load.peak_rate:.1f} requests/s here, {load.peak_of_server:.0%} of a server's time and "
+        f"{load.peak_of_board:.0%} of the board's; else {load.night_rate:.1f}/s, {load.night_of_board:.0%} of that"
+    )
+    heads = f"{'p95 night':>11} {'p95 peak':>11} {'SLO':>10} {'watts':>9}"
+    print(f"{'':8} {'requests':>9} {'failed':>7} {'wrong':>6} {heads}")
+    for name, watts in (("bound", report.bound_w), ("moved", report.moved_w)):
+        print(
+            f"{name:8} {report.requests[name]:9} {report.failed[name]:7} {report.wrong[name]:6} "
+            f"{report.p95_night_s[name] * 1e3:8.3f} ms {report.p95_peak_s[name] * 1e3:8.3f} ms "
+            f"{load.slo_own_s * 1e3:7.3f} ms {watts:7.1f} W"
+        )
+    print(
+        f"moved: server {report.server_w:.1f} W = {report.server_asleep_w:.1f} asleep + {report.server_peak_w:.1f} in "
+        f"the peak + {report.server_else_w:.1f} waking, moving and waiting; board {report.board_w:.1f} W, as if "
+        "at work all day"
+    )
+    print(
+        f"server asleep {report.asleep_share:.0%} of the day; awake {report.awake_before_s:.0f} s before the peak and "
+        f"{report.awake_after_s:.0f} s after it"
+    )
+    print(
+        f"saved: {report.saved:.1%} of static binding. limit {report.limit:.1%}: the server awake for the peak and to "
+        f"wake alone. {report.saved_if_asleep_drew_idle:.1%} if asleep drew as much as idle"
+    )
+    for move in report.moves:
+        print(f"  {move}")
+
+
+def _told(move: operator_pb2.MigrationView, started: float) -> str:
+    stages = ", ".join(f"{each.stage} {each.at - started:.0f}" for each in move.stages)
+    return f"{move.cause}: {move.source.node} -> {move.target.node} (s of the day: {stages}); {move.why}"
+
+
+def _began(move: operator_pb2.MigrationView) -> float:
+    return move.stages[0].at
+
+
+def _ready(api: Region, name: str) -> bool:
+    return any(row.workload.name == name and row.ready >= 1 for row in api.get("workloads").workloads)
+
+
+def _read(api: Region, node: str) -> nouns_pb2.Reading:
+    return next(row.reading for row in api.get("devices").devices if row.node == node)
+
+
+def _until(holds: Callable[[], bool], within_s: float, what: str) -> None:
+    end = _wall() + within_s
+    while not holds():
+        assert _wall() < end, f"waited {within_s:.0f} s for {what}"
+        time.sleep(0.2)
+
+
+def _say(text: str) -> None:
+    print(f"# {text}", file=sys.stderr, flush=True)
+
+
+def _wall() -> float:
+    return time.time()
+
+
+if __name__ == "__main__":
+    main()
