@@ -162,11 +162,12 @@ def run(api: Region, client: Context, scratch: Path, scale: float, asked: argpar
         time.sleep(2 * METER_S)
     for event in api.events(0):
         _say(f"{event.code} {event.subject} {event.message}")
-    end = started + asked.day
+    day_s: float = asked.day
+    end = started + day_s
 
     def watts(node: str, since: float, until: float) -> float:
         """Its joules between the two, over the whole day."""
-        return (meters.joules(node, until) - meters.joules(node, since)) * scale / asked.day
+        return (meters.joules(node, until) - meters.joules(node, since)) * scale / day_s
 
     def p95(in_peak: bool) -> dict[str, float]:
         return {each.name: each.p95(lambda at: (first <= at < last) == in_peak, scale) for each in watched}
