@@ -365,7 +365,7 @@ class Cluster:
         found += [
             f"{each.id} is not staged on {name}"
             for each in wanted.assignments
-            if each.staged and not machine.bytes.get(each.model, False)
+            if each.staged and each.model not in machine.bytes  # what rots there is found when it is loaded
         ]
         return found
 
