@@ -14,11 +14,14 @@ SIMULATED := .simulation.log
 IMAGES := etcd mosquitto prometheus agent coordinator operator
 BASE ?= debian:bookworm-slim
 WHEELS := dist/wheels/.made
+ARCH ?= $(shell uname -m)
+PYTHON_OF_ARCH ?= 3.11
+FOREIGN = $(if $(filter-out $(shell uname -m),$(ARCH)),--python-version $(PYTHON_OF_ARCH) $(foreach each,2_17 2_27 2_28,--platform manylinux_$(each)_$(ARCH)) --platform manylinux2014_$(ARCH))
 IDLE = $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 PYTEST = $(BIN)/python -m pytest -q --durations=15 --durations-min=1
 
 .DEFAULT_GOAL := help
-.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose openvino wheels images lint types protos docs bench clean
+.PHONY: help packages dev demo test test-simulation test-integration test-together test-alone test-long test-compose test-containers openvino wheels lock images bundle lint types protos docs dashboards bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -79,28 +82,48 @@ test-long: $(TEST_STAMP) $(OPENVINO)/.installed packages ## the unscaled runs: m
 	$(PYTEST) tests -m long
 
 # For the Python of the images' Debian; with another one here, pip asks its registry while they are built.
-$(WHEELS): $(STAMP)
+$(WHEELS): $(STAMP) $(wildcard deploy/images/wheels-*.sha256)
 	rm -rf dist/wheels && mkdir -p dist/wheels
 	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
 	    $(BIN)/pip wheel -q --disable-pip-version-check -w dist/wheels -c constraints.txt \
-	        ./protos ./policies './agents[cpu]' ./coordinator ./cli hatchling && rm -f dist/wheels/shoal*.whl; \
+	        ./protos ./policies './agents[cpu]' ./coordinator ./cli hatchling && rm -f dist/wheels/shoal*.whl && \
+	    deploy/images/verify.sh dist/wheels; \
 	fi
 	touch $@
 
 wheels: $(WHEELS) ## what the images install, in dist/wheels: no registry is asked when they are built
 
+lock: ## after a change of constraints.txt: the hashes of what the images install, as its registry gives it today
+	$(MAKE) --no-print-directory wheels || test -n "$$(ls dist/wheels)"
+	cd dist/wheels && sha256sum *.whl >../../deploy/images/wheels-$$(uname -m).sha256
+
 images: $(WHEELS) ## all images, shoal/NAME, for docker-compose.yml
 	deploy/images/base.sh $(BASE)
 	@for image in $(IMAGES); do \
 	    docker build -q --network host --build-arg BASE=$(BASE) --build-arg PIP_INDEX_URL --build-arg PIP_EXTRA_INDEX_URL \
-	        -f deploy/images/Dockerfile --target $$image -t shoal/$$image . || exit 1; \
+	        -f deploy/images/Dockerfile --target $$image -t shoal/$$image . && \
+	    deploy/images/bill.sh shoal/$$image >dist/$$image.bill || exit 1; \
 	done
 	@docker image ls --filter 'reference=shoal/*'
 
-test-compose: $(TEST_STAMP) ## real containers and networks: docker-compose.yml, hurt; installs and starts the engine where there is none
-	tests/compose/engine.sh
-	$(MAKE) --no-print-directory images
+# Third-party wheels are those of constraints.txt; ours are made here. For a machine of another kind: its processor, and
+# the minor version of its Python.
+bundle: $(STAMP) ## dist/shoal-device-ARCH.tar: install.sh, units and all wheels, for machines without a package index (ARCH=aarch64)
+	rm -rf dist/bundle && mkdir -p dist/bundle/shoal-device/wheels
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w dist/bundle/shoal-device/wheels ./protos ./policies ./agents ./coordinator
+	cd dist/bundle/shoal-device/wheels && $(abspath $(BIN))/pip download -q --disable-pip-version-check \
+	    --only-binary=:all: -c $(abspath constraints.txt) $(FOREIGN) --no-cache-dir -d . \
+	    ./shoal_protos-*.whl ./shoal_policies-*.whl ./shoal_coordinator-*.whl "$$(ls ./shoal_agent-*.whl)[cpu]"
+	cp -r deploy/install.sh deploy/systemd dist/bundle/shoal-device
+	tar -C dist/bundle --owner=0 --group=0 -cf dist/shoal-device-$(ARCH).tar shoal-device
+	@ls -sh dist/shoal-device-$(ARCH).tar
+
+test-compose: $(TEST_STAMP) packages ## real containers and networks: docker-compose.yml, hurt; installs and starts the engine where there is none
+	tests/compose/engine.sh $(MAKE) --no-print-directory test-containers
+
+test-containers: $(TEST_STAMP) images # with the engine that answers
 	$(PYTEST) tests/compose -m compose
+	PYTHONPATH=tests $(BIN)/python -m harness.report C
 
 lint: $(TEST_STAMP) ## ruff and the import contracts
 	$(BIN)/ruff check .
@@ -117,6 +140,9 @@ protos: $(TEST_STAMP) ## regenerate the committed stubs; fails when they differ
 
 docs: $(STAMP) ## regenerate the reference
 	$(BIN)/python -m shoal.policies.reference > docs/reference/policy.md
+
+dashboards: $(STAMP) ## write Grafana's dashboards from deploy/grafana/dashboards.yml
+	$(BIN)/python deploy/grafana/generate.py
 
 bench: $(TEST_STAMP) ## the benchmarks, as ratios in one run
 	$(BIN)/shoal bench

@@ -24,6 +24,7 @@ import onnxruntime
 from shoal.client import Context, Contexts, Inference, Region
 from shoal.client.inference import DTYPES
 from shoal.devstack.control import Control, Up
+from shoal.devstack.layout import Asked
 from shoal.inference import open_inference_pb2 as oip
 from shoal.inference import open_inference_pb2_grpc as oip_grpc
 from shoal.types.device import Role
@@ -134,7 +135,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
         try:
-            up = control.up(1, lambda text: print(f"# {text}", file=sys.stderr))
+            up = control.up(Asked(agents=1), lambda text: print(f"# {text}", file=sys.stderr))
             found = models()
             place(up, found)
             report = {model.name: figures(up, model, arguments.rounds, arguments.seconds) for model in found}

@@ -40,6 +40,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from shoal.client import Context, Contexts, Inference, Region
 from shoal.devstack.control import Control
+from shoal.devstack.layout import Asked
 from shoal.types.codes import ShoalError
 from shoal.v1 import nouns_pb2, operator_pb2
 
@@ -48,6 +49,8 @@ BOUND, SERVER, BOARD = "bound-gpu", "cloud-gpu", "board"
 CHANNELS = 64
 PEAK_RATE = 16.0
 """Requests a second here, at the peak: the model is as large as the load asked for then needs."""
+SLOWER = 3.0
+"""Devices take so many times longer than this machine needs to keep up: what else runs on it is not to be late."""
 WITHIN = 1e-3
 """Of an answer: the mean of many equal numbers, summed up in fp32."""
 CLIENTS = 24
@@ -137,7 +140,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
         try:
-            up = control.up(len(fleet), _say, fleet=fleet, wake_scale=arguments.day / DAY_S)
+            asked = Asked(agents=len(fleet), fleet=fleet, wake_scale=arguments.day / DAY_S, slower=SLOWER)
+            up = control.up(asked, _say)
             with Region(up.operator) as api:
                 report = run(api, up.client, Path(scratch), up.stack.time_scale, arguments)
         finally:

@@ -18,6 +18,7 @@ import psutil
 
 from shoal.client import Contexts
 from shoal.devstack.control import Control
+from shoal.devstack.layout import Asked
 
 IMPORTS = "import shoal.agent.main.run, shoal.agent.devices.cpu, shoal.agent.devices.cuda, shoal.agent.devices.emulated"
 EMPTY = f"{IMPORTS}; import signal; print(flush=True); signal.pause()"
@@ -42,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch:
         control = Control(Path(scratch) / "dev", Contexts(Path(scratch) / "home"))
         try:
-            up = control.up(1, lambda text: print(f"# {text}", file=sys.stderr))
+            up = control.up(Asked(agents=1), lambda text: print(f"# {text}", file=sys.stderr))
             agent = up.stack.agents[0].name
             processes = {row["role"]: psutil.Process(row["pid"]) for row in control.status() if row["name"] == agent}
             figures = measure(processes, arguments.seconds)

@@ -13,7 +13,8 @@ ratio; the longest time without an answer; how long a move takes beside its floo
 windows). Then the same agents do it in two other ways: `stop-start` deletes the workload and applies it for the other
 node; `rolling` compares nothing and gives all requests to the new replica at once.
 
-Everything shares this machine: clients, gateway, both agents, coordinator and the roads between. Needs root. Without
+Everything shares this machine: clients, gateway, both agents, coordinator and the roads between; sessions' own shares
+of its cores are switched off meanwhile (`apart`). Needs root. Without
 options: the quick form, one share and RTT and 6 moves. The full form is `--loads 50 70 90 --rtts 0.1 2 30 100 --moves
 100`, hours in one go; its parts can be run one by one, at the same rate by `--rate`.
 """
@@ -65,6 +66,8 @@ TAIL_S: Final = 0.3
 """After a move is done: what was on its way."""
 PATIENCE_S: Final = 120.0
 LOOK_S: Final = 0.1
+BETWEEN_S: Final = 12.0
+"""From a move to the time that the next is compared with: what nodes do later, for their next start, is over."""
 BEFORE_S: Final = 4.0
 """The time before a move that it is compared with."""
 HOLD_S: Final = 2.0
@@ -77,6 +80,7 @@ CLIENTS_NICE: Final = -10
 COORDINATOR_NICE: Final = ("nice", "-n", "10")
 """A machine of its own too, that no request goes through: what it decides is not to take time from those that serve."""
 
+AUTOGROUP: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 Stages: TypeAlias = tuple[tuple[str, float], ...]
 """What a move went through, and when each began: s of this process's monotonic clock."""
@@ -194,13 +198,27 @@ class Scene:
 
 
 @contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Linux weighs sessions against each other, whatever the priorities in them (sched(7), autogroup): what steps aside
+    on one machine of the scene would still have its share of the cores that all of them are on. Off, while it lasts."""
+    before = AUTOGROUP.read_text() if AUTOGROUP.exists() else ""
+    if before:
+        AUTOGROUP.write_text("0")
+    try:
+        yield
+    finally:
+        if before:
+            AUTOGROUP.write_text(before)
+
+
+@contextlib.contextmanager
 def scene(folder: Path) -> Iterator[Scene]:
     names = ["coordinator", "gateway", *(name for name, _ in layout.fleet_of(len(NODES)))]
     with network(names) as net:
         before = dict.fromkeys(names, ()) | {"coordinator": COORDINATOR_NICE}
         control = Machines(folder / "dev", Contexts(folder / "home"), net, before)
         try:
-            up = control.up(len(NODES), lambda text: print(f"# {text}", file=sys.stderr))
+            up = control.up(layout.Asked(agents=len(NODES)), lambda text: print(f"# {text}", file=sys.stderr))
             found = Scene(net, up, folder)
             with found.api() as api:
                 api.push(found.model, WORKLOAD)
@@ -434,7 +452,7 @@ class Part:
         spans, floors, stages = list[tuple[float, float]](), list[float](), list[Stages]()
         for number in range(moves):
             target = at.other()
-            time.sleep(BEFORE_S + TAIL_S)
+            time.sleep(BETWEEN_S + BEFORE_S if spans else BEFORE_S)
             since = time.monotonic()
             stages.append(way.move(at, target))
             spans.append((since, time.monotonic()))
@@ -561,7 +579,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the figures too")
     options = parser.parse_args()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch, scene(Path(scratch)) as at:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch, apart(), scene(Path(scratch)) as at:
         clients = Clients(Path(scratch), at)
         try:
             most = options.rate or highest(clients)

@@ -3,11 +3,13 @@
 # Runtime brings for making models and for programs in C, and the debug symbols of ml_dtypes, 23 MB (symbols of libraries
 # that patchelf has been at stay: strip would break them).
 set -eu
-if ls dist/wheels/*.whl >/dev/null 2>&1; then
-    set -- --no-index --find-links dist/wheels "$@"
-fi
 python3 -m venv /opt/shoal
-/opt/shoal/bin/pip install --no-cache-dir --no-compile --constraint constraints.txt "$@"
+if ! ls dist/wheels/*.whl >/dev/null 2>&1; then
+    /opt/shoal/bin/pip wheel --no-cache-dir --wheel-dir dist/wheels --constraint constraints.txt hatchling "$@"
+    rm -f dist/wheels/shoal*.whl
+fi
+./verify.sh dist/wheels
+/opt/shoal/bin/pip install --no-index --find-links dist/wheels --no-cache-dir --no-compile --constraint constraints.txt "$@"
 cd /opt/shoal/lib/python3*/site-packages
 /opt/shoal/bin/pip uninstall --yes --quiet setuptools pip
 find . -type d -name tests -prune -exec rm -rf {} +

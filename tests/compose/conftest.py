@@ -4,10 +4,37 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.compose import Compose, federation
+from harness.compose import AWAY, NODES, PATIENCE_S, STEADY, Compose, federation
+from harness.crafted import relu
+from harness.stack import documents, on_nodes, policy, workload
+from harness.trades import in_regions
+from harness.wait import wait_until
 
 
 @pytest.fixture(scope="session")
 def compose(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     with federation(tmp_path_factory.mktemp("compose") / "home") as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def fleet(compose: Compose, tmp_path_factory: pytest.TempPathFactory) -> Compose:
+    """With the model `relu` and two workloads of it: one in edge, on two of its three agents, one that cloud runs."""
+    path = tmp_path_factory.mktemp("models") / "relu.onnx"
+    path.write_bytes(relu().SerializeToString())
+    pushed = compose.shoal("model", "push", str(path), "--name", "relu")
+    assert pushed.returncode == 0, pushed.stderr
+    at_home = documents(policy(STEADY, on_nodes(NODES["edge"], 2)), workload(STEADY, "relu", STEADY))
+    compose.apply(documents(at_home, in_regions(AWAY, "cloud")))
+    compose.placements(STEADY, replicas=2)
+    wait_until(lambda: compose.ask(AWAY), PATIENCE_S, "an answer from another region", every_s=0.2)
+    return compose
+
+
+@pytest.fixture
+def hurt(fleet: Compose) -> Iterator[Compose]:
+    """To be hurt. Afterwards everything runs and serves again, and the invariants hold in every region."""
+    yield fleet
+    fleet.placements(STEADY, replicas=2)
+    wait_until(lambda: fleet.ask(AWAY), PATIENCE_S, "an answer from another region", every_s=0.2)
+    fleet.whole()

@@ -8,9 +8,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from harness.compose import NODES, PATIENCE_S, PORTS, REGIONS, Compose
-from harness.crafted import relu
-from harness.stack import Load, documents, on_nodes, policy, workload
+from harness.compose import NODES, PATIENCE_S, PORTS, REGIONS, Compose, X
+from harness.stack import documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.client import Inference
 from shoal.devstack import ocr
@@ -20,23 +19,19 @@ pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(600)]
 ONCE = {"etcd-files", "edge-broker-files", "setup"}
 """What ends when it is done."""
 LINE = np.linspace(-1, 1, 3 * 48 * 320, dtype=np.float32).reshape(1, 3, 48, 320)
-X = np.array([[-1, 2, -3, 4]], np.float32)
 
 
 @pytest.fixture(scope="module")
-def models(compose: Compose, tmp_path_factory: pytest.TempPathFactory) -> Compose:
-    """With `relu` and the README's `ppocr-rec` in edge."""
-    path = tmp_path_factory.mktemp("models") / "relu.onnx"
-    path.write_bytes(relu().SerializeToString())
-    for file, name in ((path, "relu"), (ocr.files().recogniser, "ppocr-rec")):
-        pushed = compose.shoal("model", "push", str(file), "--name", name)
-        assert pushed.returncode == 0, pushed.stderr
-    return compose
+def models(fleet: Compose) -> Compose:
+    """With the README's `ppocr-rec` in edge."""
+    pushed = fleet.shoal("model", "push", str(ocr.files().recogniser), "--name", "ppocr-rec")
+    assert pushed.returncode == 0, pushed.stderr
+    return fleet
 
 
 def test_everything_is_confined_and_nothing_is_published_beyond_this_machine(compose: Compose) -> None:
     containers = compose.containers()
-    assert len(containers) == 3 + 1 + 1 + 3 + 3 + 5 + len(ONCE), sorted(containers)
+    assert len(containers) == 3 + 1 + 1 + 3 + 4 + 5 + len(ONCE), sorted(containers)
     for name, found in containers.items():
         host = found["HostConfig"]
         assert found["State"]["Running"] is (name not in ONCE), name
@@ -79,7 +74,7 @@ def test_a_replica_moves_live_under_load_without_a_lost_or_wrong_answer(models: 
     models.apply(documents(policy("either", on_nodes(nodes)), workload("mover", "relu", "either")))
     (before,) = models.placements("mover")
     (other,) = set(nodes) - {before.node}
-    with Load(models.port("grpc"), models.client_files(), "mover", clients=2, rate=10.0) as load:
+    with models.load("mover") as load:
         moved = models.shoal("migrate", "mover", "--to", other, "--watch")
         assert moved.returncode == 0, moved.stdout + moved.stderr
         load.wait_for(10)
@@ -126,7 +121,7 @@ def test_prometheus_reads_every_page(compose: Compose) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{PORTS}090/api/v1/targets", timeout=5) as answer:
             targets = json.load(answer)["data"]["activeTargets"]
         ill = [f"{one['scrapeUrl']}: {one['lastError']}" for one in targets if one["health"] != "up"]
-        assert (len(targets), ill) == (20, [])
+        assert (len(targets), ill) == (22, [])
         return True
 
     wait_until(read, PATIENCE_S, "every target to be read", every_s=1.0)

@@ -116,7 +116,7 @@ def apart(folder: Path, agents: int, ahead_s: Mapping[str, int]) -> Iterator[Apa
     with network(names) as net:
         stack = ApartStack(folder, net, names, ahead_s)
         try:
-            stack.up(agents)
+            stack.up(layout.Asked(agents=agents))
             stack.push(relu().SerializeToString(), "relu")
             yield stack
         finally:

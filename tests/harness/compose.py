@@ -1,20 +1,27 @@
-"""The containers of `docker-compose.yml`, as a person starts them, in a project and on ports of their own."""
+"""The containers of `docker-compose.yml`, as a person starts them, in a project and on ports of their own; how a test
+hurts them: with the engine's commands, and, as root, in the networks of containers."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+from harness import delay
 from harness.pki import Files
-from harness.stack import files_of
+from harness.stack import Load, files_of
 from harness.wait import wait_until
-from shoal.client import Context, Contexts, Region
+from shoal.agent.clock import SystemClock
+from shoal.client import Context, Contexts, Inference, Region
 from shoal.devstack.compose import outside
 from shoal.v1 import operator_pb2
 
@@ -22,6 +29,8 @@ ROOT: Final = Path(__file__).parents[2]
 PROJECT: Final = "shoal-test"
 PORTS: Final = "17"
 """Before the last three digits of every published port."""
+SECOND: Final = 3
+"""So many above those of edge's first gateway are those of its second."""
 REGIONS: Final = {"edge": 100, "cloud": 200, "datacenter": 300}
 NODES: Final = {
     "edge": ("edge-npu", "edge-gpu", "edge-arm"),
@@ -29,8 +38,24 @@ NODES: Final = {
     "datacenter": ("datacenter-cpu",),
 }
 """Agents by region."""
+GATEWAYS: Final = {
+    "edge": ("edge-gateway", "edge-gateway-2"),
+    "cloud": ("cloud-gateway",),
+    "datacenter": ("datacenter-gateway",),
+}
+ETCD: Final = ("etcd-1", "etcd-2", "etcd-3")
+ETCD_QUOTA: Final = 48 * 2**20
+"""Bytes of each member's database: enough, and soon filled."""
 UP_WITHIN_S: Final = 240.0
 PATIENCE_S: Final = 90.0
+STATE: Final = "/var/lib/shoal"
+"""In every container of ours."""
+IMAGE_USER: Final = 10001
+"""Number of the user in every image of ours."""
+INSIST_S: Final = 30.0
+STEADY, AWAY = "steady", "away"
+"""Workloads of all tests that hurt: of edge's own, and one that cloud runs for it."""
+X: Final = np.array([[-1, 2, -3, 4]], np.float32)
 
 
 def compose_command() -> list[str]:
@@ -50,16 +75,24 @@ class Compose:
         self.home = home
         self._command = compose_command()
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "COMPOSE_"))}
-        self._environment = {**plain, "SHOAL_HOME": str(home), "SHOAL_PORTS": PORTS, "COLUMNS": "300"}
+        self._environment = {
+            **plain,
+            "SHOAL_HOME": str(home),
+            "SHOAL_PORTS": PORTS,
+            "SHOAL_ETCD_QUOTA": str(ETCD_QUOTA),
+            "COLUMNS": "300",
+        }
+        self.up_s = 0.0
+        """From nothing to every node measured."""
 
     # the engine
 
-    def compose(self, *arguments: str, timeout: float = PATIENCE_S) -> str:
-        """What it prints. An assertion fails when it does."""
+    def compose(self, *arguments: str, timeout: float = PATIENCE_S, tag: str = "latest") -> str:
+        """What it prints. An assertion fails when it does. tag: of the images."""
         done = subprocess.run(
             [*self._command, "-p", PROJECT, "-f", str(ROOT / "docker-compose.yml"), *arguments],
             cwd=ROOT,
-            env=self._environment,
+            env={**self._environment, "SHOAL_TAG": tag},
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -70,9 +103,8 @@ class Compose:
 
     def containers(self) -> Mapping[str, dict[str, Any]]:
         """What the engine knows of each, by service."""
-        label = f"label=com.docker.compose.project={PROJECT}"
-        ids = _docker("ps", "--all", "--quiet", "--filter", label).split()
-        found = json.loads(_docker("inspect", *ids)) if ids else []
+        ids = docker("ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.project={PROJECT}").split()
+        found = json.loads(docker("inspect", *ids)) if ids else []
         return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in found}
 
     def up(self) -> None:
@@ -90,6 +122,168 @@ class Compose:
         states = [one["State"] for one in self.containers().values()]
         return all(state["Health"]["Status"] == "healthy" for state in states if "Health" in state)
 
+    def container(self, service: str) -> dict[str, Any]:
+        """As `docker inspect` tells it."""
+        return self.containers()[service]
+
+    def started(self) -> dict[str, str]:
+        """When each was started last, by service."""
+        return {name: one["State"]["StartedAt"] for name, one in self.containers().items()}
+
+    def run_in(self, service: str, *command: str, timeout: float = PATIENCE_S) -> str:
+        """What it prints inside. An assertion fails when it does."""
+        return docker("exec", self._id(service), *command, timeout=timeout)
+
+    @contextmanager
+    def another(self, name: str, like: str, state: Path, *arguments: str) -> Iterator[None]:
+        """One more agent, as confined as that other one and on its network, that keeps its state in a folder here."""
+        with self.api() as api:
+            (state / "token").write_text(api.create_token("agent", name, 600.0).token)
+        with self.twin(name, like, [f"--volume={state}:{STATE}"], "run", *arguments):
+            yield
+
+    @contextmanager
+    def twin(self, name: str, like: str, flags: Sequence[str], *command: str, network: str = "edge") -> Iterator[None]:
+        """A container of the same image, settings and limits. flags: more of `docker run`; of folders that are mounted,
+        their owner becomes the user of the images."""
+        found = self.container(like)
+        host = found["HostConfig"]
+        for mounted in (flag.removeprefix("--volume=").partition(":")[0] for flag in flags if "--volume=/" in flag):
+            for path in (Path(mounted), *Path(mounted).rglob("*")):
+                os.chown(path, IMAGE_USER, IMAGE_USER)
+                path.chmod(0o700 if path.is_dir() else 0o600)
+        given = [
+            *("--init", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", f"--memory={host['Memory']}"),
+            *("--security-opt=no-new-privileges:true", f"--security-opt=seccomp={ROOT}/deploy/seccomp.json"),
+            *(f"--env={one}" for one in found["Config"]["Env"]),
+            *(f"--network={PROJECT}_{network}", f"--network-alias={name}"),
+            *(f"--hostname={name}", f"--name={PROJECT}-{name}"),
+        ]
+        docker("run", "--detach", *given, *flags, found["Image"], *command)
+        try:
+            yield
+        except BaseException:
+            print(docker("logs", "--tail", "20", f"{PROJECT}-{name}"))
+            raise
+        finally:
+            docker("rm", "--force", f"{PROJECT}-{name}")
+
+    def memory_bytes(self, *services: str) -> dict[str, int]:
+        """In use, without what the system would give back at once: as `docker stats` counts."""
+        ids = {self._id(service): service for service in services}
+        rows = docker("stats", "--no-stream", "--no-trunc", "--format", "{{.ID}} {{.MemUsage}}", *ids).splitlines()
+        return {ids[row.split()[0]]: _bytes(row.split()[1]) for row in rows}
+
+    # faults
+
+    def kill(self, *services: str) -> None:
+        """SIGKILL of all that runs inside; the engine leaves them dead."""
+        docker("kill", *(self._id(service) for service in services))
+        assert not any(self.container(service)["State"]["Running"] for service in services)
+
+    def start(self, *services: str) -> None:
+        docker("start", *(self._id(service) for service in services))
+
+    @contextmanager
+    def killed(self, *services: str) -> Iterator[None]:
+        """They run again afterwards."""
+        try:
+            self.kill(*services)
+            yield
+        finally:
+            self.start(*services)
+
+    @contextmanager
+    def paused(self, *services: str) -> Iterator[None]:
+        ids = [self._id(service) for service in services]
+        docker("pause", *ids)
+        try:
+            yield
+        finally:
+            docker("unpause", *ids)
+
+    @contextmanager
+    def apart(self, network: str, *services: str) -> Iterator[None]:
+        """They are not on that network: nobody is told, nothing is reset. Their addresses are others afterwards."""
+        whole, ids = f"{PROJECT}_{network}", {service: self._id(service) for service in services}
+        try:
+            for service, found in ids.items():
+                docker("network", "disconnect", whole, found)
+                assert whole not in self.container(service)["NetworkSettings"]["Networks"]
+            yield
+        finally:
+            for service, found in ids.items():
+                if whole not in self.container(service)["NetworkSettings"]["Networks"]:
+                    docker("network", "connect", "--alias", service, whole, found)
+
+    def address(self, service: str, network: str) -> str:
+        return str(self.container(service)["NetworkSettings"]["Networks"][f"{PROJECT}_{network}"]["IPAddress"])
+
+    @contextmanager
+    def narrow(self, service: str, network: str, rate: str) -> Iterator[None]:
+        """What it sends there goes at that rate (of tc: `512kbit`), by a token bucket; afterwards some had to wait."""
+        leg = self._leg(service, network)
+        # A packet at a time, and room for two seconds: what is more than that is lost, and TCP sends less.
+        bucket = ("tbf", "rate", rate, "burst", "2kb", "latency", "2s")
+        self._inside(service, "tc", "qdisc", "add", "dev", leg, "root", *bucket)
+        try:
+            yield
+            told = json.loads(self._inside(service, "tc", "-s", "-j", "qdisc", "show", "dev", leg))
+            assert sum(one.get("overlimits", 0) for one in told) > 0, "nothing had to wait"
+        finally:
+            self._inside(service, "tc", "qdisc", "del", "dev", leg, "root")
+
+    @contextmanager
+    def late(self, service: str, to: str, network: str, delay_s: float) -> Iterator[None]:
+        """What it sends to that other container passes through a process that holds each packet so long."""
+        leg, near, far = self._leg(service, network), self.address(service, network), self.address(to, network)
+        keys = ("ip_forward=1", "conf.all.rp_filter=0", "conf.all.accept_local=1")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+        command = [*self._nsenter(service), sys.executable, "-m", "harness.delay", str(delay_s)]
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as carrier:
+            assert carrier.stdin is not None
+            assert carrier.stdout is not None
+            try:
+                assert carrier.stdout.readline() == "ready\n", "this needs root and /dev/net/tun"
+                self._inside(service, "sysctl", "-qw", *(f"net.ipv4.{key}" for key in keys))
+                self._inside(service, "sysctl", "-qw", f"net.ipv4.conf.{delay.DEVICE}.rp_filter=0")
+                self._inside(service, "ip", "link", "set", delay.DEVICE, "up")
+                self._inside(service, "ip", "route", "add", far, "dev", leg, "table", "100")
+                self._inside(service, "ip", "rule", "add", "iif", delay.DEVICE, "lookup", "100")
+                self._inside(service, "ip", "route", "add", far, "dev", delay.DEVICE, "src", near)
+                yield
+            finally:
+                carrier.stdin.close()  # its device goes with it, and the way through that
+                carrier.wait(timeout=10)
+                for undo in (("rule", "del", "iif", delay.DEVICE), ("route", "flush", "table", "100")):
+                    subprocess.run([*self._nsenter(service), "ip", *undo], capture_output=True, check=False)
+
+    def processes(self, service: str) -> dict[int, str]:
+        """Command lines by pid, as this machine counts."""
+        rows = docker("top", self._id(service), "-eo", "pid,args").splitlines()[1:]
+        return {int(pid): line for pid, line in (row.split(None, 1) for row in rows)}
+
+    def _id(self, service: str) -> str:
+        return str(self.container(service)["Id"])
+
+    def _nsenter(self, service: str) -> list[str]:
+        return ["nsenter", "-t", str(self.container(service)["State"]["Pid"]), "--net", "--"]
+
+    def _inside(self, service: str, *command: str) -> str:
+        """Of this machine's programs, in its network. Fails without the right to: such a run covers nothing."""
+        done = subprocess.run([*self._nsenter(service), *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def _leg(self, service: str, network: str) -> str:
+        address = self.address(service, network)
+        for link in json.loads(self._inside(service, "ip", "-j", "-4", "addr")):
+            if any(one.get("local") == address for one in link.get("addr_info", ())):
+                return str(link["ifname"])
+        raise AssertionError(f"{service} has no {address}")
+
     # as an operator outside
 
     def shoal(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -105,8 +299,9 @@ class Compose:
             check=False,
         )
 
-    def api(self, region: str = "edge") -> Region:
-        return Region(Contexts(self.home).get(region))
+    def api(self, region: str = "") -> Region:
+        """region: by default edge."""
+        return Region(Contexts(self.home).get(region or "edge"))
 
     def client(self, region: str = "edge") -> Context:
         """Of the default tenant."""
@@ -115,31 +310,96 @@ class Compose:
     def client_files(self, region: str = "edge") -> Files:
         return files_of(self.client(region))
 
-    def port(self, use: str, region: str = "edge") -> int:
-        """Published; use: link, enrol, grpc, rest, token."""
+    def port(self, use: str, region: str = "edge", *, second: bool = False) -> int:
+        """Published; use: link, enrol, grpc, rest, token. second: of edge's other gateway."""
         address = outside(region, f"127.0.0.1:{int(PORTS) * 1000 + REGIONS[region]}")[use]
-        return int(address.rpartition(":")[2])
+        return int(address.rpartition(":")[2]) + (SECOND if second else 0)
+
+    def load(self, workload: str, **more: Any) -> Load:
+        """At edge's two gateways: a client goes on at the other one."""
+        others = (self.port("grpc", second=True),)
+        given = {"clients": 2, "rate": 10.0, "others": others, "insist_s": INSIST_S, **more}
+        return Load(self.port("grpc"), self.client_files(), workload, **given)
+
+    def ask(self, workload: str, *, second: bool = False) -> bool:
+        """Of edge's gateway, once, a workload of `relu`: whether the answer is right. Raises ShoalError."""
+        context = replace(self.client(), gateway_rest=f"127.0.0.1:{self.port('rest', second=second)}")
+        with Inference(context) as client:
+            return np.array_equal(client.infer(workload, {"x": X}).outputs["y"], np.maximum(X, 0))
+
+    def nodes(self, region: str = "") -> dict[str, operator_pb2.NodeView]:
+        with self.api(region) as api:
+            return {view.node.name: view for view in api.get("nodes").nodes}
+
+    def back(self, before: Mapping[str, operator_pb2.NodeView]) -> bool:
+        """Whether each of these nodes of edge is ready in a later session."""
+        now = self.nodes()
+        return all(now[name].liveness == "ready" and now[name].epoch > was.epoch for name, was in before.items())
 
     def measured(self, region: str, nodes: tuple[str, ...]) -> bool:
         with self.api(region) as api:
             ready = {view.node.name for view in api.get("nodes").nodes if view.liveness == "ready" and view.front_ready}
             known = {device.node for device in api.get("devices").devices if device.receipt.node}
-        return {*nodes, f"{region}-gateway"} <= ready and set(nodes) <= known
+        return {*nodes, *GATEWAYS[region]} <= ready and set(nodes) <= known
+
+    def whole(self) -> None:
+        """Returns when every container runs, every node is ready and measured, and `shoal doctor` finds no invariant
+        broken in any region."""
+        for region, nodes in NODES.items():
+            measured = partial(self.measured, region, nodes)
+            wait_until(measured, PATIENCE_S, f"{nodes}", every_s=0.1)
+        states = {name: one["State"] for name, one in self.containers().items()}
+        ill = [name for name, state in states.items() if state.get("Health", {}).get("Status") == "unhealthy"]
+        assert not ill, ill
+        wait_until(lambda: not self.complaints(), PATIENCE_S, "the invariants to hold", every_s=0.5)
+
+    def complaints(self) -> list[str]:
+        """What `shoal doctor` says where it does not say that all is well."""
+        with ThreadPoolExecutor() as together:
+            told = together.map(lambda region: self.shoal("doctor", "--context", region), REGIONS)
+        return [one.stdout + one.stderr for one in told if one.returncode != 0]
 
     def apply(self, text: str, region: str = "edge") -> None:
         with self.api(region) as api:
             reply = api.apply([operator_pb2.Document(name="test.yaml", text=text)])
         assert not reply.problems, reply.problems
 
-    def placements(self, name: str, region: str = "edge") -> list[operator_pb2.PlacementView]:
-        """Of a workload, once all of them serve and nothing is on its way."""
+    def placements(self, name: str, region: str = "edge", replicas: int = 0) -> list[operator_pb2.PlacementView]:
+        """Of a workload, once all of them (that many, if given) serve and nothing is on its way in or out."""
 
         def settled() -> list[operator_pb2.PlacementView]:
-            with self.api(region) as api:
-                rows = [row for row in api.get("placements").placements if row.assignment.workload.name == name]
-            return rows if all(row.routed and not row.assignment.draining for row in rows) else []
+            rows = self.rows(name, region)
+            still = all(row.routed and not row.assignment.draining for row in rows)
+            return rows if still and replicas in (0, len(rows)) else []
 
-        return wait_until(settled, PATIENCE_S, f"{name} to serve in {region}", every_s=0.2)
+        return wait_until(settled, PATIENCE_S, f"{name} to serve in {region}", every_s=0.1)
+
+    def rows(self, name: str, region: str = "edge") -> list[operator_pb2.PlacementView]:
+        """As they are now."""
+        with self.api(region) as api:
+            return [row for row in api.get("placements").placements if row.assignment.workload.name == name]
+
+    def serving(self, name: str) -> set[str]:
+        """Nodes of edge where it serves, as far as the coordinator sees."""
+        return {row.node for row in self.rows(name) if row.routed and row.liveness == "ready"}
+
+    def events(self, after: int = 0, region: str = "edge") -> list[operator_pb2.Event]:
+        with self.api(region) as api:
+            return list(api.events(after))
+
+    def forget(self, *names: str, region: str = "edge") -> None:
+        """Workloads; nothing of them is left when this returns."""
+
+        def left() -> list[str]:
+            with self.api(region) as api:
+                found = {view.workload.name for view in api.get("workloads").workloads}
+                agreed = {view.workload.name for view in api.get("agreements").agreements}
+            return [name for name in names if name in found | agreed]
+
+        with self.api(region) as api:
+            for name in names:
+                api.delete("workload", name, "default")
+        wait_until(lambda: not left(), PATIENCE_S, f"{names} to be gone", every_s=0.2)
 
 
 @contextmanager
@@ -147,8 +407,11 @@ def federation(home: Path) -> Iterator[Compose]:
     """Up; nothing is left of it afterwards. What its containers said last is told when something fails."""
     found = Compose(home)
     found.down()  # what a run that was cut off has left
+    clock = SystemClock()
     try:
+        began = clock.now()
         found.up()
+        found.up_s = clock.now() - began
         yield found
     except BaseException:
         print(found.compose("ps"), found.compose("logs", "--no-color", "--tail=15"))
@@ -157,5 +420,19 @@ def federation(home: Path) -> Iterator[Compose]:
         found.down()
 
 
-def _docker(*arguments: str) -> str:
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+def docker(*arguments: str, timeout: float = 60.0, told: str | None = None) -> str:
+    """What it prints; told: its input. An assertion fails when it does."""
+    done = subprocess.run(
+        ["docker", *arguments], input=told, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+_UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _bytes(text: str) -> int:
+    """Of what `docker stats` prints: `83.4MiB`."""
+    unit = text.lstrip("0123456789.")
+    return int(float(text.removesuffix(unit)) * _UNITS[unit])

@@ -63,6 +63,16 @@ def relu() -> ModelProto:
     return model([helper.make_node("Relu", ["x"], ["y"])], [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
 
 
+def summing() -> ModelProto:
+    """The smallest one with state: y = x + state, which is the next state too; x [N, 2]."""
+    nodes = [helper.make_node("Add", ["x", "state"], ["y"]), helper.make_node("Identity", ["y"], ["next"])]
+    return model(
+        nodes,
+        [tensor("x", ["N", 2]), tensor("state", ["N", 2])],
+        [tensor("y", ["N", 2]), tensor("next", ["N", 2])],
+    )
+
+
 def slow() -> ModelProto:
     """y = x, x [1, 4, 1, 1], after 10 GFLOP: two convolutions of 64 channels whose kernels change nothing."""
     kernel = np.zeros((64, 64, 3, 3), np.float32)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.coordinator.controllers.region import Region, RegionConfig
-from shoal.coordinator.ports import Proofs, Signals
+from shoal.coordinator.ports import Meter, Proofs, Signals, Traces
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.assignment import DesiredSet, Observed, Phase, Status, Version
 from shoal.types.codes import Code, Refusal
@@ -138,9 +138,11 @@ class World:
         name: str = "eu",
         clock: ManualClock | None = None,
         proofs: Proofs | None = None,
+        meter: Meter | None = None,
+        traces: Traces | None = None,
     ) -> "World":
         """before: the same machine earlier; its clock, models and names go on. signals: feeds that it can read.
-        clock: of another region's world."""
+        clock: of another region's world. traces: who collects them."""
         store = await SqliteStore.open(folder, reserve_bytes=0)
         sent = Sent()
         clock, models, ids = (
@@ -148,7 +150,13 @@ class World:
             if before
             else (clock or ManualClock(), KnownModels(), CountingIds())
         )
-        region = Region(store, sent, models, models, clock, ids, RegionConfig(name), signals=signals, proofs=proofs)
+        region = Region(
+            *(store, sent, models, models, clock, ids, RegionConfig(name)),
+            signals=signals,
+            proofs=proofs,
+            meter=meter,
+            traces=traces,
+        )
         await region.start()
         return cls(region, store, sent, clock, models, ids)
 

@@ -25,6 +25,8 @@ from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.client import Context, Contexts, Region
 from shoal.devstack.control import Control, Up, context_of
+from shoal.devstack.layout import Asked
+from shoal.types.codes import Code, ShoalError
 from shoal.v1 import operator_pb2
 from shoal.wire.enrol import redeem
 
@@ -44,28 +46,8 @@ class Stack:
         self.control = Control(folder / "dev", self.contexts, free_ports)
         self._up: Up | None = None
 
-    def up(
-        self,
-        agents: int,
-        link: str = "grpc",
-        *,
-        regions: int = 1,
-        federation: int = 0,
-        store: str = "sqlite",
-        coordinators: int = 1,
-        fleet: tuple[tuple[str, str], ...] = (),
-    ) -> None:
-        """agents: of each region. coordinators: of the first. fleet: as in `Asked`."""
-        self._up = self.control.up(
-            agents,
-            lambda text: None,
-            link=link,
-            regions=regions,
-            federation=federation,
-            store=store,
-            coordinators=coordinators,
-            fleet=fleet,
-        )
+    def up(self, asked: Asked) -> None:
+        self._up = self.control.up(asked, lambda text: None)
 
     def down(self) -> None:
         """Nothing of it runs when this returns."""
@@ -207,10 +189,23 @@ class Stack:
         name, _, role = target.partition("/")
         victims = self.processes(name, role)
         assert victims, f"{target} has no process"
-        hit = self.control.hurt(target, "kill")
+        hit = self.strike(target)
         assert {pid for pid, _ in victims} <= set(hit), f"{target}: {victims} but {hit}"
         wait_until(lambda: not _alive(victims), PATIENCE_S, f"{target} to be dead")
         return victims
+
+    def strike(self, target: str) -> list[int]:
+        """SIGKILL at once; pids, none where nothing of it runs."""
+        try:
+            return self.control.hurt(target, "kill")
+        except ShoalError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            return []
+
+    def wait_dead(self, pids: Sequence[int]) -> None:
+        """Of what was struck just now."""
+        wait_until(lambda: not [pid for pid in pids if _lives(pid)], PATIENCE_S, f"{list(pids)} to be dead")
 
     def logged(self, name: str, event: str) -> list[dict[str, Any]]:
         """Lines of that event in one member's log."""
@@ -229,15 +224,15 @@ def files_of(context: Context) -> Files:
 
 
 def _alive(processes: dict[Process, str]) -> list[str]:
-    left = []
-    for (pid, started), name in processes.items():
-        try:
-            process = psutil.Process(pid)
-            if process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(name)
-        except psutil.NoSuchProcess:
-            continue
-    return left
+    return [name for (pid, started), name in processes.items() if _lives(pid, started)]
+
+
+def _lives(pid: int, started: float | None = None) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return started in (None, process.create_time()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
@@ -255,9 +250,11 @@ def region(
     """With the model `relu` in the first region."""
     stack = Stack(folder)
     try:
-        stack.up(
-            agents, link, regions=regions, federation=federation, store=store, coordinators=coordinators, fleet=fleet
-        )
+        asked = Asked(
+            agents=agents, link=link, regions=regions, federation=federation, store=store, coordinators=coordinators,
+            fleet=fleet,
+        )  # fmt: skip
+        stack.up(asked)
         stack.push(relu().SerializeToString(), "relu")
         yield stack
     finally:

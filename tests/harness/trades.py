@@ -1,13 +1,26 @@
 """Workloads of a local federation that another region runs, and what is agreed about them."""
 
 import asyncio
+from typing import Protocol
 
 from harness.oip import GrpcClient
 from harness.stack import PATIENCE_S, Load, Stack, documents, policy, workload
 from harness.wait import wait_until
+from shoal.client import Region
 from shoal.v1 import operator_pb2
 
 HOME, NEAR, FAR = "home", "home-2", "home-3"
+LEASE_S = 30.0
+RENEWED_WITHIN_S = 6.0
+"""Of a lease that is renewed every 1.5 s, on a busy machine."""
+
+
+class Regions(Protocol):
+    """Of processes or of containers."""
+
+    def api(self, region: str = "") -> Region:
+        """region: by default the first."""
+        ...
 
 
 def in_regions(name: str, *regions: str) -> str:
@@ -16,7 +29,7 @@ def in_regions(name: str, *regions: str) -> str:
     return documents(policy(name, spec), workload(name, "relu", name))
 
 
-def agreements(stack: Stack, name: str, region: str = "") -> list[operator_pb2.AgreementView]:
+def agreements(stack: Regions, name: str, region: str = "") -> list[operator_pb2.AgreementView]:
     with stack.api(region) as api:
         return [view for view in api.get("agreements").agreements if view.workload.name == name]
 
@@ -47,7 +60,14 @@ def forget(stack: Stack, *names: str) -> None:
     wait_until(lambda: not any(agreements(stack, name) for name in names), PATIENCE_S, "the agreements to be over")
 
 
-def acquainted(stack: Stack, region: str) -> bool:
+def renewed(stack: Regions, name: str) -> bool:
+    """Whether both sides hold its agreement and have just renewed it."""
+    (own,) = agreements(stack, name)
+    theirs = [view for view in agreements(stack, name, own.counterpart) if view.agreement == own.agreement]
+    return all(view.lease_s > LEASE_S - RENEWED_WITHIN_S for view in (own, *theirs)) and len(theirs) == 1
+
+
+def acquainted(stack: Regions, region: str) -> bool:
     """Whether the federation answers it, and every region has told what it has free."""
     with stack.api(region) as api:
         view = api.federation()

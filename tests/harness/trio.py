@@ -3,9 +3,11 @@
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
@@ -24,6 +26,25 @@ from shoal.wire.enrol import Enrolled
 from shoal.wire.status import refusal_of
 
 LEADS_WITHIN_S = 30.0
+
+
+class Place(Protocol):
+    """A coordinator: host:port."""
+
+    @property
+    def link(self) -> str: ...
+
+
+class Coordinators(Protocol):
+    """The coordinators of a region, and whom they let in."""
+
+    @property
+    def members(self) -> Sequence[Place]: ...
+
+    @property
+    def admin(self) -> Enrolled: ...
+
+    def leader(self) -> Place: ...
 
 
 class Trio:
@@ -75,7 +96,7 @@ class Trio:
         return None
 
 
-def who(coordinator: Coordinator, admin: Enrolled) -> operator_pb2.WhoAmIReply:
+def who(coordinator: Place, admin: Enrolled) -> operator_pb2.WhoAmIReply:
     return operator(coordinator.link, admin).WhoAmI(operator_pb2.WhoAmIRequest(), timeout=1.0)
 
 
@@ -83,7 +104,7 @@ def who(coordinator: Coordinator, admin: Enrolled) -> operator_pb2.WhoAmIReply:
 class Writer:
     """Makes one token after another, each of its own name, at whichever coordinator takes it, until stopped."""
 
-    trio: Trio
+    trio: Coordinators
     history: History = field(default_factory=History)
     acknowledged: list[float] = field(default_factory=list)
     """When."""

@@ -92,7 +92,7 @@ MUTATIONS = (
         "agent-takes-any-generation",
         "no term check",
         session._judge_within,
-        (("version.generation < held.generation", "False"), ("version.term < held.term", "False")),
+        (("version.generation < known.generation", "False"), ("version.term < known.term", "False")),
     ),
     Mutation(
         "empty-list-is-healthy",
@@ -157,7 +157,7 @@ MUTATIONS = (
     Mutation(
         "hold-without-expiry",
         "hold without expiry",
-        bids.BidsController.bid,
+        bids.BidsController._bid,
         (
             ("Elapsed(self._clock.now() + self._terms.hold_s)", "Elapsed(self._clock.now() + 1e6)"),
             ("return self._as_before(held, what)", "return held.offer"),

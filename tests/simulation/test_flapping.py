@@ -105,6 +105,15 @@ def held_since(move: Migration, signal: Signal, *, high: bool) -> None:
     assert set(held) == {high}
 
 
+def few(moves: list[Migration], cause: Cause, every_s: float) -> None:
+    """None where the signal never holds, else no more than the cooldown lets through; each to its end."""
+    if every_s < HOLD_S:
+        assert moves == []
+    else:
+        assert 2 <= len(moves) <= HOUR_S / COOLDOWN_S
+    assert {(each.stage, each.cause) for each in moves} <= {(Stage.DONE, cause)}
+
+
 def tell_of(moves: list[Migration], signal: str, every_s: float) -> None:
     record("moves-flapping", "S", 1, signal=signal, every_s=every_s, moves=len(moves), rest_s=apart(moves), lost=0)
 
@@ -113,12 +122,8 @@ def tell_of(moves: list[Migration], signal: str, every_s: float) -> None:
 def test_a_price_around_the_threshold(every_s: float) -> None:
     scene, moves, signal = flapped(3, price, every_s, policy="  optimize: {cost: 1}\n" + MOVES)
     assert scene.lost == 0, scene.failed[:3]
-    if every_s < HOLD_S:
-        assert moves == [], "it never holds"
-    else:
-        assert 2 <= len(moves) <= HOUR_S / COOLDOWN_S
+    few(moves, Cause.PRICE, every_s)
     for each in moves:
-        assert (each.stage, each.cause) == (Stage.DONE, Cause.PRICE)
         assert each.expected is not None
         assert each.expected.gain >= GAIN
         held_since(each, signal, high=each.source.node == "edge-1")
@@ -131,12 +136,8 @@ def test_a_carbon_intensity_around_the_threshold(every_s: float) -> None:
     schedule = f"  optimize: {{cost: 1}}\n  schedule: [{{when: region.carbon > {DIRTY}, optimize: {{energy: 1}}}}]\n"
     scene, moves, signal = flapped(7, carbon, every_s, policy=schedule + MOVES, watts={"edge-1": USUAL_W / 2})
     assert scene.lost == 0, scene.failed[:3]
-    if every_s < HOLD_S:
-        assert moves == [], "it never holds"
-    else:
-        assert 2 <= len(moves) <= HOUR_S / COOLDOWN_S
+    few(moves, Cause.SCHEDULE, every_s)
     for each in moves:
-        assert (each.stage, each.cause) == (Stage.DONE, Cause.SCHEDULE)
         held_since(each, signal, high=each.source.node == "edge-0")
     tell_of(moves, "carbon", every_s)
 

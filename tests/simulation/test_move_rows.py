@@ -6,25 +6,20 @@ or twice, who asks again is answered, and the region is whole.
 """
 
 import asyncio
-import os
 from collections import Counter
-from time import perf_counter
 
 import pytest
 from simulation.scene import TEXT, Scene, tell
+from simulation.struck import played
 
-from harness.report import record
 from shoal.coordinator.core.migration.model import Migration, Stage
 from shoal.coordinator.core.placement.model import Aim
 from shoal.simulator.matrix import CELLS
 from shoal.simulator.operators import WHO
-from shoal.simulator.scenario import Outcome
-from shoal.simulator.sweep import replay, sweep
 
 SEEDS = 3
 ENDS_S = 120.0
 """Virtual seconds in which every one of these moves is over, its coordinator killed on the way."""
-JOBS = os.cpu_count() or 1
 
 
 async def moved(scene: Scene) -> Migration:
@@ -63,43 +58,18 @@ def test_a_move_under_load_loses_nothing() -> None:
 
 def test_f05_a_process_killed_at_a_step_of_a_machine(matrix_seeds: range) -> None:
     """Cells of the matrix: step of a move or a placement, moment, victim (`shoal.simulator.matrix`)."""
-    played(matrix_seeds)
+    struck(matrix_seeds)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_f05_ten_thousand_cells() -> None:
     """Every cell some twenty times."""
-    assert set(played(range(100_000, 110_000))) == {str(cell) for cell in CELLS}
+    assert set(struck(range(100_000, 110_000))) == {str(cell) for cell in CELLS}
 
 
-def played(seeds: range) -> Counter[str]:
-    """How often each cell was struck."""
-    began = perf_counter()
-    outcomes = list(sweep(seeds, "matrix", JOBS))
-    took = perf_counter() - began
-    failed = [outcome for outcome in outcomes if outcome.violations]
-    struck = Counter(outcome.kinds[0] for outcome in outcomes if outcome.struck.get("fault.struck"))
-    missed = [outcome.seed for outcome in outcomes if not outcome.struck.get("fault.struck")]
-    counts = Counter[str]()
-    for outcome in outcomes:
-        counts.update(outcome.counts)
-    ends = {name: count for name, count in sorted(counts.items()) if name.startswith(("done", "aborted"))}
-    settled = [outcome.converged_s for outcome in outcomes if not outcome.violations]
-    record(
-        "F05", "S", len(outcomes), cells=len(struck), of=len(CELLS), missed=len(missed), ends=ends,
-        asked=counts["asked"], refused_at_first=counts["failed"], lost=counts["lost"],
-        converged_worst_s=round(max(settled), 1), ms_each=round(1000 * took / len(outcomes)),
-    )  # fmt: skip
-    assert not failed, f"{len(failed)} of {len(outcomes)} seeds failed\n" + "\n".join(map(told, failed[:10]))
-    assert len(missed) <= len(outcomes) / 20, f"the blow missed its moment: seeds {missed[:20]}"
-    assert counts["lost"] == 0
-    assert ends["done"] > sum(ends.values()) / 2
-    return struck
-
-
-def told(outcome: Outcome) -> str:
-    return f"{outcome.kinds}: {replay(outcome)}\n    " + "\n    ".join(outcome.violations[:5])
+def struck(seeds: range) -> Counter[str]:
+    return played("matrix", seeds, of=len(CELLS), missed_most=1 / 20, done_least=1 / 2)
 
 
 def test_f05_a_move_goes_on_where_the_store_says_after_restarts_at_every_state() -> None:

@@ -450,7 +450,10 @@ async def _read(reader: asyncio.StreamReader, max_payload: int) -> _Frame:
 
 def _refusal(header: Mapping[str, Any]) -> Refusal:
     text = {name: str(header.get(name, "")) for name in ("code", "found", "asked", "remedy")}
-    code = Code(text["code"]) if text["code"] in Code.__members__ else Code.INTERNAL
+    try:
+        code = Code(text["code"])
+    except ValueError:
+        code = Code.INTERNAL
     return Refusal(code, text["found"], text["asked"], text["remedy"])
 
 

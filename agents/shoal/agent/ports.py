@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from shoal.types.assignment import (
     Assignment,
@@ -18,7 +18,7 @@ from shoal.types.assignment import (
 )
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
-from shoal.types.link import FromAgent, Hello, LogLines, LogsAsked, Refused, ToAgent, Welcome
+from shoal.types.link import FromAgent, Hello, LogLines, LogsAsked, Refused, SpansAsked, SpansFound, ToAgent, Welcome
 from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
@@ -57,6 +57,14 @@ class Logs(Protocol):
     """What this node's processes logged."""
 
     async def read(self, asked: LogsAsked) -> LogLines: ...
+
+
+class Spans(Protocol):
+    """What this node's front remembers of traces."""
+
+    async def spans(self, asked: SpansAsked) -> SpansFound:
+        """Raises ShoalError while the front is being restarted."""
+        ...
 
 
 class Driver(Protocol):
@@ -259,11 +267,28 @@ class WorkerAdopted:
 WorkerEvent = WorkerReady | WorkerPhase | WorkerFailed | WorkerExited | WorkerAdopted
 
 
+BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Upper bounds of how many inputs a request brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How many inputs each answered request brought, to one replica. counts: requests by the first of `BATCHES` that is
+    no less; the last: of more. inputs: of all of them."""
+
+    counts: tuple[int, ...] = (0,) * (len(BATCHES) + 1)
+    inputs: int = 0
+
+
+NO_BATCHES: Final = Batches()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
     assignment: str
     in_flight: int
     served: tuple[Served, ...]
+    batches: Batches = NO_BATCHES
 
 
 @dataclass(frozen=True, slots=True)

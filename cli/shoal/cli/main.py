@@ -32,6 +32,8 @@ from shoal.cli.commands import (
     rollback,
     support,
     token,
+    trace,
+    upgrade,
     validate,
 )
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
@@ -67,14 +69,14 @@ _VERBS: tuple[click.Command, ...] = (
     backup.backup,
     backup.restore,
     logs.logs,
+    trace.trace,
     support.support_bundle,
+    upgrade.upgrade,
     bench.bench,
 )
 
 
 LATER: dict[str, str] = {
-    "trace": "compose",
-    "upgrade": "compose",
     "simulate": "simulator",
     "top": "dashboard",
     "dashboard": "dashboard",

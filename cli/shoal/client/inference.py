@@ -79,8 +79,8 @@ class Inference:
             raise ShoalError(_refusal(status, headers, body))
         return json.loads(body)  # type: ignore[no-any-return]
 
-    def infer(self, model: str, inputs: Tensors, *, deadline_s: float | None = None) -> Answer:
-        """One request. Raises ShoalError with the gateway's code."""
+    def infer(self, model: str, inputs: Tensors, *, deadline_s: float | None = None, traceparent: str = "") -> Answer:
+        """One request. traceparent: of the trace that it belongs to. Raises ShoalError with the gateway's code."""
         raw = {name: _to_bytes(value) for name, value in inputs.items()}
         head = {
             "inputs": [
@@ -98,6 +98,8 @@ class Inference:
         headers = {"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"}
         if deadline_s is not None:
             headers["shoal-deadline-ms"] = str(round(deadline_s * 1000))
+        if traceparent:
+            headers["traceparent"] = traceparent
         path = f"/v2/models/{model}/infer"
         status, reply_headers, body = self._exchange("POST", path, b"".join((text, *raw.values())), headers)
         if status != 200:

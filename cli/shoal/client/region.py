@@ -44,7 +44,19 @@ PAUSE_S: Final = 0.25
 ROUNDS: Final = 10
 """Tries of one call: who leads may be another one by then."""
 READS: Final = frozenset(
-    {"WhoAmI", "Plan", "Get", "Explain", "CanMove", "History", "Doctor", "GetAuthority", "GetFederation", "List"}
+    {
+        "WhoAmI",
+        "Plan",
+        "Get",
+        "Explain",
+        "CanMove",
+        "History",
+        "Doctor",
+        "GetAuthority",
+        "GetFederation",
+        "List",
+        "Trace",
+    }
 )
 """Methods that change nothing."""
 _UNSENT: Final = "failed to connect"
@@ -275,6 +287,10 @@ class Region:
                 yield from reply.lines
         except grpc.RpcError as cause:
             raise self._refused(cause) from cause
+
+    def trace(self, name: str) -> operator_pb2.TraceReply:
+        """name: of a trace, a migration, a negotiation or its agreement. Raises ShoalError(NOT_FOUND)."""
+        return self._call("Trace", operator_pb2.TraceRequest(id=name))  # type: ignore[no-any-return]
 
     def diagnostics(self) -> operator_pb2.GetDiagnosticsReply:
         return self._call("GetDiagnostics", operator_pb2.GetDiagnosticsRequest())  # type: ignore[no-any-return]

@@ -53,35 +53,15 @@ class Control:
         self._contexts = contexts or Contexts()
         self._free_ports = free_ports or _free_ports
 
-    def up(
-        self,
-        agents: int,
-        say: Say,
-        *,
-        region: str = layout.REGION,
-        link: str = "grpc",
-        regions: int = 1,
-        federation: int = 0,
-        store: str = "sqlite",
-        neighbours: int | None = None,
-        coordinators: int = 1,
-        fleet: tuple[tuple[str, str], ...] = (),
-        wake_scale: float = 1.0,
-    ) -> Up:
+    def up(self, asked: Asked, say: Say) -> Up:
         """Starts what is not running; everything enrolled, ready, measured and joined when it returns. All or nothing.
 
-        agents: of each region. link: grpc, or mqtt over the host's own Mosquitto. federation: replicas of the service
-        that the regions join; more than one need store etcd, the host's own. neighbours: agents of each region but the
-        first, if not as many. coordinators: of the first region; more than one need store etcd. fleet, wake_scale: as
-        in Asked. Raises ShoalError with the code of the part that failed, or CONFLICT while another is at it."""
+        Raises ShoalError with the code of the part that failed, or CONFLICT while another is at it."""
         with self._alone():
             if self.running():
                 say(f"already up in {self.folder}")
                 return self._describe(layout.load(self.folder))
             try:
-                asked = layout.Asked(
-                    region, agents, link, regions, federation, store, neighbours, coordinators, fleet, wake_scale
-                )
                 return self._start(asked, say)
             except BaseException:
                 self.down()
@@ -123,7 +103,7 @@ class Control:
                 self._start_nodes(apis[name], stack.of(name), say)
             for name, api in apis.items():
                 self._wait_measured(api, stack.of(name))
-            stack = self._scaled(apis, stack, say)
+            stack = self._scaled(apis, stack, say, asked.slower)
             for name, api in apis.items():
                 client_files(api, stack.of(name).at("enrol"), self._client(stack, name))
             self._federate(apis, stack, say)
@@ -305,7 +285,7 @@ class Control:
 
         wait(measured, NODES_READY_WITHIN_S, "every node to be ready and measured")
 
-    def _scaled(self, apis: Mapping[str, Region], stack: Stack, say: Say) -> Stack:
+    def _scaled(self, apis: Mapping[str, Region], stack: Stack, say: Say, slower: float) -> Stack:
         """One scale for all regions: they share the machine."""
         rates = [
             Rate(max(device.receipt.rates.conv_flops.values(), default=0.0), device.device.emulated)
@@ -313,6 +293,7 @@ class Control:
             for device in api.get("devices").devices
         ]
         scale = time_scale(rates, os.cpu_count() or 1)
+        scale *= slower if scale > 1.0 else 1.0
         if scale == stack.time_scale:
             return stack
         say(f"time scale {scale:g}: emulated devices answer so much slower than real ones, for this machine to keep up")

@@ -14,6 +14,7 @@ from PIL import Image
 from shoal.client import Inference, Region
 from shoal.devstack import ocr
 from shoal.devstack.control import Control, Up
+from shoal.devstack.layout import Asked
 from shoal.devstack.load import Load
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import show_joules, show_seconds
@@ -127,7 +128,7 @@ class Demo:
             f"A region on this machine: a coordinator, a gateway, four agents on {self.report.link} links; "
             "a small one that asks less, and the federation of both"
         )
-        up = self._control.up(4, self._tell.say, link=self.report.link, regions=2, federation=1, neighbours=1)
+        up = self._control.up(Asked(link=self.report.link, regions=2, federation=1, neighbours=1), self._tell.say)
         self.report.time_scale = up.stack.time_scale
         return up
 

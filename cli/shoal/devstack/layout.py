@@ -137,7 +137,8 @@ def fleet_of(count: int) -> tuple[tuple[str, str], ...]:
 class Asked:
     """What `dev up` is asked for. agents: of each region. federation: replicas of the service that the regions join;
     0 for none. neighbours: agents of each region but the first, if not as many. coordinators: of the first region.
-    fleet: (name, profile) of the agents of each region, where they are not the first of `FLEET`."""
+    fleet: (name, profile) of the agents of each region, where they are not the first of `FLEET`. slower: so many times
+    as much as this machine needs, emulated devices are slowed down, where it has more to do than what they run."""
 
     region: str = REGION
     agents: int = 4
@@ -149,6 +150,7 @@ class Asked:
     coordinators: int = 1
     fleet: tuple[tuple[str, str], ...] = ()
     wake_scale: float = 1.0
+    slower: float = 1.0
 
     @classmethod
     def of(cls, stack: Stack) -> "Asked":

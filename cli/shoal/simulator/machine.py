@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal.agent.core.histogram import Histogram
 from shoal.agent.ports import (
     FrontStats,
     Keeper,
@@ -142,11 +143,12 @@ class Crossed:
     requests: int = 0
     errors: int = 0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    latencies: Histogram = field(default_factory=Histogram)
 
     def told(self, agreement: str, region: str) -> Crossing:
         ordered = sorted(self.seconds)
         p95_s = ordered[int(0.95 * len(ordered))] if ordered else 0.0
-        return Crossing(agreement, region, self.requests, self.errors, Seconds(p95_s))
+        return Crossing(agreement, region, self.requests, self.errors, Seconds(p95_s), self.latencies.counts)
 
 
 class FrontProcess:
@@ -171,6 +173,7 @@ class FrontProcess:
             count.errors += 1
         else:
             count.seconds.append(seconds)
+            count.latencies.add(seconds)
 
     def agreement_of(self, workload: WorkloadKey) -> str:
         """Under which another region serves it, beside this one or alone; empty: none does."""

@@ -28,6 +28,8 @@ from shoal.types.link import (
     ProbeNow,
     Receipts,
     Refused,
+    SpansAsked,
+    SpansFound,
     ToAgent,
     Welcome,
 )
@@ -439,7 +441,9 @@ def told(message: FromAgent | ToAgent) -> dict[str, object]:
             }
         case Refused():
             return {"what": "refused", "code": str(message.refusal.code), "found": message.refusal.found}
-        case Hello() | Welcome() | Receipts() | NodeEvents() | ProbeNow() | Lease() | LogsAsked() | LogLines():
+        case Hello() | Welcome() | Receipts() | NodeEvents() | ProbeNow() | Lease():
+            return {"what": type(message).__name__.lower()}
+        case LogsAsked() | LogLines() | SpansAsked() | SpansFound():
             return {"what": type(message).__name__.lower()}
 
 

@@ -1,7 +1,7 @@
 """What a coordinator needs from the world. Controllers know these Protocols and no adapter by name."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -18,6 +18,7 @@ from shoal.types.link import Hello, Lease, Reported, ToAgent, Welcome
 from shoal.types.migration import PackRef
 from shoal.types.offer import Advertisement, Answer, Directory, Member, Solicitation
 from shoal.types.profile import ModelProfile
+from shoal.types.trace import Span
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 
 T = TypeVar("T")
@@ -459,7 +460,21 @@ class RotatingAuthority(Authority, Protocol):
         ...
 
 
+class Traces(Protocol):
+    """Who collects spans."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody does."""
+        ...
+
+    def told(self, spans: Sequence[Span]) -> None:
+        """Returns at once; what came of it nobody waits for."""
+        ...
+
+
 class Meter(Protocol):
-    """Counters for what is refused or dropped, beside the events; `shoal_coordinator_<name>_total`."""
+    """Counters, beside the events; `shoal_coordinator_<name>_total`."""
 
     def count(self, name: str, **labels: str) -> None: ...
+    def add(self, name: str, amount: float, **labels: str) -> None: ...

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Reading
+from shoal.types.latency import Counts
 from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
 from shoal.types.route import Route
@@ -245,10 +246,12 @@ class Ingress:
 class Crossing:
     """Requests that left for another region, or came from it, under one agreement: at this gateway, since its front
     started. region: the other one. errors: not answered, through no fault of the request. latency_p95_s: of the newest
-    requests, 0 without any; where they left, the way there and back is in it."""
+    requests, 0 without any; where they left, the way there and back is in it. latencies: of all that were answered;
+    empty where an older front does not say."""
 
     agreement: str
     region: str
     requests: int
     errors: int
     latency_p95_s: Seconds
+    latencies: Counts = ()

@@ -5,8 +5,12 @@ metrics and audit log. A refusal is a value (returned, listed, shown); `ShoalErr
 ourselves failed.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+_CODE: Final = re.compile("[A-Z][A-Z0-9_]{2,60}")
 
 
 class Code(StrEnum):
@@ -149,6 +153,7 @@ class Code(StrEnum):
     COORDINATOR_UNREACHABLE = "COORDINATOR_UNREACHABLE"
     NOT_LEADER = "NOT_LEADER"
     CONTEXT_UNKNOWN = "CONTEXT_UNKNOWN"
+    CODE_UNKNOWN = "CODE_UNKNOWN"
     # regions that trade
     FEDERATION_UNREACHABLE = "FEDERATION_UNREACHABLE"
     PEER_UNREACHABLE = "PEER_UNREACHABLE"
@@ -195,6 +200,11 @@ class Code(StrEnum):
     WAITING_FOR_TURN = "WAITING_FOR_TURN"
     BACKING_OFF = "BACKING_OFF"
     INTERNAL = "INTERNAL"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Code | None":
+        """A newer version has more codes: what it refused, or saw fail, is not lost for that."""
+        return cls.CODE_UNKNOWN if isinstance(value, str) and _CODE.fullmatch(value) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,13 @@ Filled by the agent, read by prediction and placement. Rates that were not measu
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.types.device import EnergySource
 from shoal.types.units import Bytes, Seconds, Wall, Watts
+
+MAX_SPREAD: Final = 10.0
+"""A wider one says what else the machine did meanwhile, not what the device can do."""
 
 
 @dataclass(frozen=True, slots=True)

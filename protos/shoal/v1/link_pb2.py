@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import nouns_pb2 as shoal_dot_v1_dot_nouns__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13shoal/v1/link.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\"\xd0\x01\n\tFromAgent\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.HelloH\x00\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x10.shoal.v1.StatusH\x00\x12&\n\x08receipts\x18\x03 \x01(\x0b\x32\x12.shoal.v1.ReceiptsH\x00\x12&\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x14.shoal.v1.NodeEventsH\x00\x12\"\n\x04logs\x18\x05 \x01(\x0b\x32\x12.shoal.v1.LogLinesH\x00\x42\t\n\x07message\"\xf5\x01\n\x07ToAgent\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.shoal.v1.WelcomeH\x00\x12\'\n\x07\x64\x65sired\x18\x02 \x01(\x0b\x32\x14.shoal.v1.DesiredSetH\x00\x12#\n\x05probe\x18\x03 \x01(\x0b\x32\x12.shoal.v1.ProbeNowH\x00\x12$\n\x07refused\x18\x04 \x01(\x0b\x32\x11.shoal.v1.RefusedH\x00\x12 \n\x05lease\x18\x05 \x01(\x0b\x32\x0f.shoal.v1.LeaseH\x00\x12#\n\x04logs\x18\x06 \x01(\x0b\x32\x13.shoal.v1.LogsAskedH\x00\x42\t\n\x07message\"\x88\x01\n\x05Hello\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Node\x12\r\n\x05nonce\x18\x02 \x01(\t\x12 \n\x05holds\x18\x03 \x01(\x0b\x32\x11.shoal.v1.Version\x12\x10\n\x08protocol\x18\x04 \x01(\x05\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x12\r\n\x05proof\x18\x06 \x01(\x0c\"u\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\r\n\x05nonce\x18\x02 \x01(\t\x12\x0f\n\x07history\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x13\n\x0bheartbeat_s\x18\x05 \x01(\x01\x12\x18\n\x10\x63oordinator_time\x18\x06 \x01(\x01\"\xe2\x02\n\x06Status\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04\x66ull\x18\x04 \x01(\x08\x12\"\n\x07version\x18\x05 \x01(\x0b\x32\x11.shoal.v1.Version\x12$\n\x08observed\x18\x06 \x03(\x0b\x32\x12.shoal.v1.Observed\x12\x0c\n\x04gone\x18\x07 \x03(\t\x12#\n\x08readings\x18\x08 \x03(\x0b\x32\x11.shoal.v1.Reading\x12\"\n\x07ingress\x18\t \x03(\x0b\x32\x11.shoal.v1.Ingress\x12\x10\n\x08taken_at\x18\n \x01(\x01\x12\x13\n\x0b\x66ront_ready\x18\x0b \x01(\x08\x12\x0e\n\x06serial\x18\x0c \x01(\t\x12\r\n\x05roots\x18\r \x03(\t\x12%\n\tcrossings\x18\x0e \x03(\x0b\x32\x12.shoal.v1.Crossing\x12\r\n\x05\x61lone\x18\x0f \x01(\x08\"5\n\x08Receipts\x12)\n\x08receipts\x18\x01 \x03(\x0b\x32\x17.shoal.v1.SignedReceipt\"G\n\tNodeEvent\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\n\n\x02\x61t\x18\x04 \x01(\x01\"1\n\nNodeEvents\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.shoal.v1.NodeEvent\"\x1b\n\x08ProbeNow\x12\x0f\n\x07\x64\x65vices\x18\x01 \x03(\t\":\n\tLogsAsked\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05lines\x18\x03 \x01(\x03\"G\n\x08LogLines\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\r\n\x05lines\x18\x02 \x03(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t\x12\x0c\n\x04more\x18\x04 \x01(\x08\"<\n\x07Refused\x12\"\n\x07refusal\x18\x01 \x01(\x0b\x32\x11.shoal.v1.Refusal\x12\r\n\x05\x66\x61tal\x18\x02 \x01(\x08\"*\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x32\x42\n\tAgentLink\x12\x35\n\x07Session\x12\x13.shoal.v1.FromAgent\x1a\x11.shoal.v1.ToAgent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13shoal/v1/link.proto\x12\x08shoal.v1\x1a\x14shoal/v1/nouns.proto\"\xf7\x01\n\tFromAgent\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.shoal.v1.HelloH\x00\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x10.shoal.v1.StatusH\x00\x12&\n\x08receipts\x18\x03 \x01(\x0b\x32\x12.shoal.v1.ReceiptsH\x00\x12&\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x14.shoal.v1.NodeEventsH\x00\x12\"\n\x04logs\x18\x05 \x01(\x0b\x32\x12.shoal.v1.LogLinesH\x00\x12%\n\x05spans\x18\x06 \x01(\x0b\x32\x14.shoal.v1.SpansFoundH\x00\x42\t\n\x07message\"\x9c\x02\n\x07ToAgent\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.shoal.v1.WelcomeH\x00\x12\'\n\x07\x64\x65sired\x18\x02 \x01(\x0b\x32\x14.shoal.v1.DesiredSetH\x00\x12#\n\x05probe\x18\x03 \x01(\x0b\x32\x12.shoal.v1.ProbeNowH\x00\x12$\n\x07refused\x18\x04 \x01(\x0b\x32\x11.shoal.v1.RefusedH\x00\x12 \n\x05lease\x18\x05 \x01(\x0b\x32\x0f.shoal.v1.LeaseH\x00\x12#\n\x04logs\x18\x06 \x01(\x0b\x32\x13.shoal.v1.LogsAskedH\x00\x12%\n\x05spans\x18\x07 \x01(\x0b\x32\x14.shoal.v1.SpansAskedH\x00\x42\t\n\x07message\"\x98\x01\n\x05Hello\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.shoal.v1.Node\x12\r\n\x05nonce\x18\x02 \x01(\t\x12 \n\x05holds\x18\x03 \x01(\x0b\x32\x11.shoal.v1.Version\x12\x10\n\x08protocol\x18\x04 \x01(\x05\x12\x0f\n\x07sent_at\x18\x05 \x01(\x01\x12\r\n\x05proof\x18\x06 \x01(\x0c\x12\x0e\n\x06newest\x18\x07 \x01(\x05\"\x87\x01\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\r\n\x05nonce\x18\x02 \x01(\t\x12\x0f\n\x07history\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x03\x12\x13\n\x0bheartbeat_s\x18\x05 \x01(\x01\x12\x18\n\x10\x63oordinator_time\x18\x06 \x01(\x01\x12\x10\n\x08protocol\x18\x07 \x01(\x05\"\xe2\x02\n\x06Status\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0c\n\x04\x66ull\x18\x04 \x01(\x08\x12\"\n\x07version\x18\x05 \x01(\x0b\x32\x11.shoal.v1.Version\x12$\n\x08observed\x18\x06 \x03(\x0b\x32\x12.shoal.v1.Observed\x12\x0c\n\x04gone\x18\x07 \x03(\t\x12#\n\x08readings\x18\x08 \x03(\x0b\x32\x11.shoal.v1.Reading\x12\"\n\x07ingress\x18\t \x03(\x0b\x32\x11.shoal.v1.Ingress\x12\x10\n\x08taken_at\x18\n \x01(\x01\x12\x13\n\x0b\x66ront_ready\x18\x0b \x01(\x08\x12\x0e\n\x06serial\x18\x0c \x01(\t\x12\r\n\x05roots\x18\r \x03(\t\x12%\n\tcrossings\x18\x0e \x03(\x0b\x32\x12.shoal.v1.Crossing\x12\r\n\x05\x61lone\x18\x0f \x01(\x08\"5\n\x08Receipts\x12)\n\x08receipts\x18\x01 \x03(\x0b\x32\x17.shoal.v1.SignedReceipt\"G\n\tNodeEvent\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\n\n\x02\x61t\x18\x04 \x01(\x01\"1\n\nNodeEvents\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.shoal.v1.NodeEvent\"\x1b\n\x08ProbeNow\x12\x0f\n\x07\x64\x65vices\x18\x01 \x03(\t\":\n\tLogsAsked\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05lines\x18\x03 \x01(\x03\"G\n\x08LogLines\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\r\n\x05lines\x18\x02 \x03(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t\x12\x0c\n\x04more\x18\x04 \x01(\x08\",\n\nSpansAsked\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\r\n\x05trace\x18\x02 \x01(\t\"<\n\nSpansFound\x12\x0f\n\x07request\x18\x01 \x01(\x03\x12\x1d\n\x05spans\x18\x02 \x03(\x0b\x32\x0e.shoal.v1.Span\"<\n\x07Refused\x12\"\n\x07refusal\x18\x01 \x01(\x0b\x32\x11.shoal.v1.Refusal\x12\r\n\x05\x66\x61tal\x18\x02 \x01(\x08\"*\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x32\x42\n\tAgentLink\x12\x35\n\x07Session\x12\x13.shoal.v1.FromAgent\x1a\x11.shoal.v1.ToAgent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,31 +33,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.link_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FROMAGENT']._serialized_start=56
-  _globals['_FROMAGENT']._serialized_end=264
-  _globals['_TOAGENT']._serialized_start=267
-  _globals['_TOAGENT']._serialized_end=512
-  _globals['_HELLO']._serialized_start=515
-  _globals['_HELLO']._serialized_end=651
-  _globals['_WELCOME']._serialized_start=653
-  _globals['_WELCOME']._serialized_end=770
-  _globals['_STATUS']._serialized_start=773
-  _globals['_STATUS']._serialized_end=1127
-  _globals['_RECEIPTS']._serialized_start=1129
-  _globals['_RECEIPTS']._serialized_end=1182
-  _globals['_NODEEVENT']._serialized_start=1184
-  _globals['_NODEEVENT']._serialized_end=1255
-  _globals['_NODEEVENTS']._serialized_start=1257
-  _globals['_NODEEVENTS']._serialized_end=1306
-  _globals['_PROBENOW']._serialized_start=1308
-  _globals['_PROBENOW']._serialized_end=1335
-  _globals['_LOGSASKED']._serialized_start=1337
-  _globals['_LOGSASKED']._serialized_end=1395
-  _globals['_LOGLINES']._serialized_start=1397
-  _globals['_LOGLINES']._serialized_end=1468
-  _globals['_REFUSED']._serialized_start=1470
-  _globals['_REFUSED']._serialized_end=1530
-  _globals['_LEASE']._serialized_start=1532
-  _globals['_LEASE']._serialized_end=1574
-  _globals['_AGENTLINK']._serialized_start=1576
-  _globals['_AGENTLINK']._serialized_end=1642
+  _globals['_FROMAGENT']._serialized_end=303
+  _globals['_TOAGENT']._serialized_start=306
+  _globals['_TOAGENT']._serialized_end=590
+  _globals['_HELLO']._serialized_start=593
+  _globals['_HELLO']._serialized_end=745
+  _globals['_WELCOME']._serialized_start=748
+  _globals['_WELCOME']._serialized_end=883
+  _globals['_STATUS']._serialized_start=886
+  _globals['_STATUS']._serialized_end=1240
+  _globals['_RECEIPTS']._serialized_start=1242
+  _globals['_RECEIPTS']._serialized_end=1295
+  _globals['_NODEEVENT']._serialized_start=1297
+  _globals['_NODEEVENT']._serialized_end=1368
+  _globals['_NODEEVENTS']._serialized_start=1370
+  _globals['_NODEEVENTS']._serialized_end=1419
+  _globals['_PROBENOW']._serialized_start=1421
+  _globals['_PROBENOW']._serialized_end=1448
+  _globals['_LOGSASKED']._serialized_start=1450
+  _globals['_LOGSASKED']._serialized_end=1508
+  _globals['_LOGLINES']._serialized_start=1510
+  _globals['_LOGLINES']._serialized_end=1581
+  _globals['_SPANSASKED']._serialized_start=1583
+  _globals['_SPANSASKED']._serialized_end=1627
+  _globals['_SPANSFOUND']._serialized_start=1629
+  _globals['_SPANSFOUND']._serialized_end=1689
+  _globals['_REFUSED']._serialized_start=1691
+  _globals['_REFUSED']._serialized_end=1751
+  _globals['_LEASE']._serialized_start=1753
+  _globals['_LEASE']._serialized_end=1795
+  _globals['_AGENTLINK']._serialized_start=1797
+  _globals['_AGENTLINK']._serialized_end=1863
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,7 @@ class FromAgent(_message.Message):
     RECEIPTS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     LOGS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -38,6 +39,8 @@ class FromAgent(_message.Message):
     def events(self) -> Global___NodeEvents: ...
     @_builtins.property
     def logs(self) -> Global___LogLines: ...
+    @_builtins.property
+    def spans(self) -> Global___SpansFound: ...
     def __init__(
         self,
         *,
@@ -46,12 +49,13 @@ class FromAgent(_message.Message):
         receipts: Global___Receipts | None = ...,
         events: Global___NodeEvents | None = ...,
         logs: Global___LogLines | None = ...,
+        spans: Global___SpansFound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "logs", b"logs", "message", b"message", "receipts", b"receipts", "status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "logs", b"logs", "message", b"message", "receipts", b"receipts", "spans", b"spans", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "logs", b"logs", "message", b"message", "receipts", b"receipts", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "hello", b"hello", "logs", b"logs", "message", b"message", "receipts", b"receipts", "spans", b"spans", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "status", "receipts", "events", "logs"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "status", "receipts", "events", "logs", "spans"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -67,6 +71,7 @@ class ToAgent(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     LOGS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -79,6 +84,8 @@ class ToAgent(_message.Message):
     def lease(self) -> Global___Lease: ...
     @_builtins.property
     def logs(self) -> Global___LogsAsked: ...
+    @_builtins.property
+    def spans(self) -> Global___SpansAsked: ...
     def __init__(
         self,
         *,
@@ -88,12 +95,13 @@ class ToAgent(_message.Message):
         refused: Global___Refused | None = ...,
         lease: Global___Lease | None = ...,
         logs: Global___LogsAsked | None = ...,
+        spans: Global___SpansAsked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "logs", b"logs", "message", b"message", "probe", b"probe", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "logs", b"logs", "message", b"message", "probe", b"probe", "refused", b"refused", "spans", b"spans", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "logs", b"logs", "message", b"message", "probe", b"probe", "refused", b"refused", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "lease", b"lease", "logs", b"logs", "message", b"message", "probe", b"probe", "refused", b"refused", "spans", b"spans", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "probe", "refused", "lease", "logs"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "desired", "probe", "refused", "lease", "logs", "spans"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -109,11 +117,14 @@ class Hello(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     SENT_AT_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
     nonce: _builtins.str
     protocol: _builtins.int
+    """The oldest version of these messages that it speaks, and the newest; 0: no other than the oldest."""
     sent_at: _builtins.float
     proof: _builtins.bytes
     """Of the desired set that it holds, as that came."""
+    newest: _builtins.int
     @_builtins.property
     def node(self) -> _nouns_pb2.Node: ...
     @_builtins.property
@@ -127,10 +138,11 @@ class Hello(_message.Message):
         protocol: _builtins.int = ...,
         sent_at: _builtins.float = ...,
         proof: _builtins.bytes = ...,
+        newest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "node", b"node", "nonce", b"nonce", "proof", b"proof", "protocol", b"protocol", "sent_at", b"sent_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "newest", b"newest", "node", b"node", "nonce", b"nonce", "proof", b"proof", "protocol", b"protocol", "sent_at", b"sent_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,12 +158,15 @@ class Welcome(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     COORDINATOR_TIME_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     nonce: _builtins.str
     history: _builtins.str
     term: _builtins.int
     heartbeat_s: _builtins.float
     coordinator_time: _builtins.float
+    protocol: _builtins.int
+    """Which of them both speak from now on; 0: the first."""
     def __init__(
         self,
         *,
@@ -161,10 +176,11 @@ class Welcome(_message.Message):
         term: _builtins.int = ...,
         heartbeat_s: _builtins.float = ...,
         coordinator_time: _builtins.float = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_time", b"coordinator_time", "epoch", b"epoch", "heartbeat_s", b"heartbeat_s", "history", b"history", "nonce", b"nonce", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_time", b"coordinator_time", "epoch", b"epoch", "heartbeat_s", b"heartbeat_s", "history", b"history", "nonce", b"nonce", "protocol", b"protocol", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -383,6 +399,53 @@ class LogLines(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogLines: _TypeAlias = LogLines  # noqa: Y015
+
+@_typing.final
+class SpansAsked(_message.Message):
+    """What the node's front remembers of one trace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    trace: _builtins.str
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        trace: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpansAsked: _TypeAlias = SpansAsked  # noqa: Y015
+
+@_typing.final
+class SpansFound(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Span]: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        spans: _abc.Iterable[_nouns_pb2.Span] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpansFound: _TypeAlias = SpansFound  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):

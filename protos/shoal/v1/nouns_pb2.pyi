@@ -1679,11 +1679,14 @@ class Crossing(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     LATENCY_P95_S_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
     agreement: _builtins.str
     region: _builtins.str
     requests: _builtins.int
     errors: _builtins.int
     latency_p95_s: _builtins.float
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1692,10 +1695,11 @@ class Crossing(_message.Message):
         requests: _builtins.int = ...,
         errors: _builtins.int = ...,
         latency_p95_s: _builtins.float = ...,
+        latencies: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "errors", b"errors", "latency_p95_s", b"latency_p95_s", "region", b"region", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "errors", b"errors", "latencies", b"latencies", "latency_p95_s", b"latency_p95_s", "region", b"region", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1738,3 +1742,81 @@ class Ingress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ingress: _TypeAlias = Ingress  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    """One stretch of a trace. Ids in hexadecimal; parent empty: a root. code: where it failed. open: it is not over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TRACE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    trace: _builtins.str
+    id: _builtins.str
+    parent: _builtins.str
+    name: _builtins.str
+    kind: _builtins.str
+    region: _builtins.str
+    node: _builtins.str
+    process: _builtins.str
+    began: _builtins.float
+    seconds: _builtins.float
+    code: _builtins.str
+    open: _builtins.bool
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        trace: _builtins.str = ...,
+        id: _builtins.str = ...,
+        parent: _builtins.str = ...,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        region: _builtins.str = ...,
+        node: _builtins.str = ...,
+        process: _builtins.str = ...,
+        began: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        code: _builtins.str = ...,
+        open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "began", b"began", "code", b"code", "id", b"id", "kind", b"kind", "name", b"name", "node", b"node", "open", b"open", "parent", b"parent", "process", b"process", "region", b"region", "seconds", b"seconds", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015

@@ -3161,6 +3161,56 @@ class LogsReply(_message.Message):
 Global___LogsReply: _TypeAlias = LogsReply  # noqa: Y015
 
 @_typing.final
+class TraceRequest(_message.Message):
+    """id: of a trace, a migration, a negotiation or its agreement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceRequest: _TypeAlias = TraceRequest  # noqa: Y015
+
+@_typing.final
+class TraceReply(_message.Message):
+    """silent: nodes that were asked and did not answer in time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    trace: _builtins.str
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_nouns_pb2.Span]: ...
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        trace: _builtins.str = ...,
+        spans: _abc.Iterable[_nouns_pb2.Span] | None = ...,
+        silent: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["silent", b"silent", "spans", b"spans", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceReply: _TypeAlias = TraceReply  # noqa: Y015
+
+@_typing.final
 class GetDiagnosticsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -169,6 +169,11 @@ class OperatorStub:
                 request_serializer=shoal_dot_v1_dot_operator__pb2.LogsRequest.SerializeToString,
                 response_deserializer=shoal_dot_v1_dot_operator__pb2.LogsReply.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/shoal.v1.Operator/Trace',
+                request_serializer=shoal_dot_v1_dot_operator__pb2.TraceRequest.SerializeToString,
+                response_deserializer=shoal_dot_v1_dot_operator__pb2.TraceReply.FromString,
+                _registered_method=True)
         self.GetDiagnostics = channel.unary_unary(
                 '/shoal.v1.Operator/GetDiagnostics',
                 request_serializer=shoal_dot_v1_dot_operator__pb2.GetDiagnosticsRequest.SerializeToString,
@@ -358,6 +363,13 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetDiagnostics(self, request, context):
         """Of the coordinator that answers, for a support bundle: no secret is among it.
         """
@@ -502,6 +514,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Logs,
                     request_deserializer=shoal_dot_v1_dot_operator__pb2.LogsRequest.FromString,
                     response_serializer=shoal_dot_v1_dot_operator__pb2.LogsReply.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=shoal_dot_v1_dot_operator__pb2.TraceRequest.FromString,
+                    response_serializer=shoal_dot_v1_dot_operator__pb2.TraceReply.SerializeToString,
             ),
             'GetDiagnostics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDiagnostics,
@@ -1238,6 +1255,33 @@ class Operator:
             '/shoal.v1.Operator/Logs',
             shoal_dot_v1_dot_operator__pb2.LogsRequest.SerializeToString,
             shoal_dot_v1_dot_operator__pb2.LogsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Operator/Trace',
+            shoal_dot_v1_dot_operator__pb2.TraceRequest.SerializeToString,
+            shoal_dot_v1_dot_operator__pb2.TraceReply.FromString,
             options,
             channel_credentials,
             insecure,

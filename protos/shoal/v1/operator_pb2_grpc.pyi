@@ -76,6 +76,8 @@ class OperatorStub:
     """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
     Logs: _grpc.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]
     """What a node's processes logged last, then (follow) what they log."""
+    Trace: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]
+    """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none."""
     GetDiagnostics: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]
     """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
@@ -127,6 +129,8 @@ class OperatorAsyncStub(OperatorStub):
     """The state at one revision as one file (shoal.wire.backup), in pieces; it is whole when it ends with its checksums."""
     Logs: _aio.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]  # type: ignore[assignment]
     """What a node's processes logged last, then (follow) what they log."""
+    Trace: _aio.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]  # type: ignore[assignment]
+    """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none."""
     GetDiagnostics: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]  # type: ignore[assignment]
     """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
@@ -337,6 +341,14 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.LogsReply], _abc.AsyncIterator[_operator_pb2.LogsReply]]:
         """What a node's processes logged last, then (follow) what they log."""
+
+    @_abc_1.abstractmethod
+    def Trace(
+        self,
+        request: _operator_pb2.TraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.TraceReply, _abc.Awaitable[_operator_pb2.TraceReply]]:
+        """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none."""
 
     @_abc_1.abstractmethod
     def GetDiagnostics(

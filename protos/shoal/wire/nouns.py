@@ -3,7 +3,7 @@
 Each message of nouns.proto, link.proto and federation.proto mirrors one frozen dataclass of `shoal.types`, field by
 field and by name; so one rule converts them all, built once per class from its type hints. What cannot be a noun (an
 unknown enum value, an infinite number, an overlong string or list) is MESSAGE_INVALID; what is merely implausible is
-for the cores to judge.
+for the cores to judge. What a newer version added is passed over: fields, codes.
 """
 
 import math
@@ -92,6 +92,7 @@ _UP: Final = {
     "receipts": link.Receipts,
     "events": link.NodeEvents,
     "logs": link.LogLines,
+    "spans": link.SpansFound,
 }
 _DOWN: Final = {
     "welcome": link.Welcome,
@@ -100,6 +101,7 @@ _DOWN: Final = {
     "refused": link.Refused,
     "lease": link.Lease,
     "logs": link.LogsAsked,
+    "spans": link.SpansAsked,
 }
 
 

@@ -173,10 +173,9 @@ def refusal_of(error: grpc.RpcError) -> Refusal:
     for key, value in trailing:
         if key == REFUSAL_KEY:
             message = nouns_pb2.Refusal.FromString(value)
-            try:
+            if message.code in Code.__members__:
                 return Refusal(Code(message.code), message.found, message.asked, message.remedy)
-            except ValueError:
-                return Refusal(Code.INTERNAL, f"{message.code}: {message.found}", message.asked, message.remedy)
+            return Refusal(Code.CODE_UNKNOWN, f"{message.code}: {message.found}", message.asked, message.remedy)
     status = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
     details = getattr(error, "details", lambda: str(error))() or ""
     return Refusal(_CODE_OF_STATUS.get(status, Code.INTERNAL), details)

@@ -49,6 +49,18 @@ async def test_what_was_saved_is_loaded_by_the_next_process(tmp_path: Path) -> N
         assert await journal(tmp_path).load() == each
 
 
+async def test_f41_a_set_that_a_newer_version_wrote_is_asked_for_again(tmp_path: Path) -> None:
+    """It has a value that this version has no word for: nothing is held, and it says so."""
+    heard = Heard()
+    message = nouns.to_wire(desired(3, assignment("a-1")))
+    message.routes.add(workload={"tenant": "default", "name": "w"}, generation=1).endpoints.add(
+        assignment="a-1", node="edge-1", kind="teleport", state="ready", weight=1.0
+    )
+    Slots(tmp_path, "desired", lambda aside: None).save(message.SerializeToString())
+    assert await journal(tmp_path, heard).load() is None
+    assert heard.events == ["state_unreadable"]
+
+
 async def test_receipts_are_kept_beside(tmp_path: Path) -> None:
     signed: tuple[SignedReceipt, ...] = tuple(
         nouns.signed(receipt(device).receipt, b"signature") for device in (CPU, GPU)

@@ -178,9 +178,11 @@ async def test_tensors_pass_bit_for_bit(way: Way) -> None:
 
 async def test_who_calls_is_told(way: Way) -> None:
     said = {"shoal-tenant": "acme", "shoal-origin": "edge-1", "shoal-hop": "1", "shoal-request-id": "q7"}
+    said["traceparent"] = trace = f"00-{'a' * 32}-{'b' * 16}-01"
     await way.client().infer("up", TENSORS[:1], said=said)
     call = way.service.calls[-1]
     assert (call.tenant, call.origin, call.hop, call.request_id) == ("acme", "edge-1", 1, "q7")
+    assert call.trace == trace
     if way.sure:
         assert call.identity is not None
         assert (call.identity.uri, call.bearer) == ("shoal://west/tenant/acme", "")
@@ -197,6 +199,34 @@ async def test_live_needs_nobody(way: Way) -> None:
     with pytest.raises(Failed) as ready:
         await way.client(bearer="").ready()
     assert (ready.value.status, ready.value.code) == (way.shown(Code.UNAUTHENTICATED), Code.UNAUTHENTICATED)
+
+
+CONTROLS = (
+    ("TraceSetting", "POST", "trace/setting"),
+    ("TraceSetting", "GET", "models/up/trace/setting"),
+    ("LogSettings", "POST", "logging"),
+    ("ModelStatistics", "GET", "models/up/stats"),
+    ("SystemSharedMemoryRegister", "POST", "systemsharedmemory/region/x/register"),
+    ("CudaSharedMemoryRegister", "POST", "cudasharedmemory/region/x/register"),
+    ("ModelConfig", "GET", "models/up/config"),
+)
+"""What Triton lets its clients do beside inference: method, and the same over REST."""
+
+
+@pytest.mark.parametrize(("method", "verb", "path"), CONTROLS)
+async def test_a45_nothing_but_inference_is_on_the_data_port(way: Way, method: str, verb: str, path: str) -> None:
+    client = way.client()
+    asked: Awaitable[object]
+    if isinstance(client, RestClient):
+        asked = client.asked(verb, f"/v2/{path}", b"{}")
+    else:
+        assert isinstance(client, GrpcClient)
+        asked = client.call(method, b"")
+    with pytest.raises(Failed) as refused:
+        await asked
+    assert refused.value.status in (404, "UNIMPLEMENTED"), refused.value
+    assert not way.service.requests
+    assert await client.ready()
 
 
 async def test_small_calls(way: Way) -> None:

@@ -57,6 +57,9 @@ class Counted:
         key = (name, next(iter(labels.values()), ""))
         self.counts[key] = self.counts.get(key, 0) + 1
 
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        pass
+
     def refused(self, code: Code) -> int:
         return self.counts.get(("messages_refused", code), 0)
 

@@ -12,12 +12,11 @@ from harness.pki import Authority
 from harness.pki import Files as Issued
 from harness.wait import until
 from shoal.agent.clock import SystemClock
-from shoal.agent.core.session import PROTOCOL
 from shoal.agent.link.credentials import Files, check_coordinator
 from shoal.agent.link.grpc import GrpcLink, GrpcModels
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Node, Role
-from shoal.types.link import Hello, NodeEvent, NodeEvents
+from shoal.types.link import PROTOCOL, Hello, NodeEvent, NodeEvents
 from shoal.types.units import Bytes
 
 MODEL = bytes(range(256)) * 4096

@@ -16,6 +16,7 @@ from harness.trades import (
     delegated,
     forget,
     in_regions,
+    renewed,
     through_gateway,
     wait_whole,
 )
@@ -25,16 +26,6 @@ from shoal.agent.clock import SystemClock
 pytestmark = pytest.mark.alone
 
 SERVICE = "federation-1"
-LEASE_S = 30.0
-RENEWED_WITHIN_S = 6.0
-"""Of a lease that is renewed every 1.5 s, on a busy machine."""
-
-
-def renewed(stack: Stack, name: str) -> bool:
-    """Whether both sides hold its agreement and have just renewed it."""
-    (own,) = agreements(stack, name)
-    theirs = [view for view in agreements(stack, name, own.counterpart) if view.agreement == own.agreement]
-    return all(view.lease_s > LEASE_S - RENEWED_WITHIN_S for view in (own, *theirs)) and len(theirs) == 1
 
 
 def codes(stack: Stack, after: int, name: str) -> list[str]:

@@ -104,6 +104,14 @@ def test_every_region_knows_every_other_its_distance_and_what_it_has(regions: Fe
     assert [one.region for one in listed.members] == ["alpha", "beta", "mallory"]
 
 
+def test_a_federation_has_a_log_of_its_own_and_of_no_node(regions: Federated) -> None:
+    operator = regions.operator()
+    pages = operator.Logs(operator_pb2.LogsRequest(lines=1), timeout=CALL_S)
+    assert sum(len(page.lines) for page in pages) == 1
+    asked = operator_pb2.LogsRequest(node="edge-1", lines=5)
+    assert refused(lambda request, timeout: list(operator.Logs(request, timeout=timeout)), asked) is Code.NODE_UNKNOWN
+
+
 def test_a_token_is_for_one_region_and_once(regions: Federated) -> None:
     token = regions.token("beta")
     stub = regions.operator("alpha")

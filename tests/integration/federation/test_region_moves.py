@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.blow import Blow
 from harness.report import record
 from harness.stack import PATIENCE_S, Load, Stack, documents, policy, region, workload
 from harness.trades import HOME, NEAR, agreements, delegated, wait_whole
@@ -137,7 +138,7 @@ def leaving(pair: Stack) -> Iterator[Stack]:
 @pytest.mark.parametrize(("state", "victim"), CELLS)
 def test_f05_killed_on_the_way_to_another_region(leaving: Stack, state: str, victim: str) -> None:
     """Home's gateway, its coordinator, or all that the other region runs it with: the move ends, and whoever asks again
-    is answered. When a state is shorter than a look at it, the blow falls in the next."""
+    is answered. When a state is shorter than the way of the blow, it falls in the next."""
     stack = leaving
     (home,), (near,) = (stack.info.stack.of(name).agents for name in (HOME, NEAR))
     who = near.name if victim == "delegate" else victim
@@ -146,31 +147,28 @@ def test_f05_killed_on_the_way_to_another_region(leaving: Stack, state: str, vic
         insist_s=INSIST_S,
     )  # fmt: skip
     with load:
-        with stack.api() as api:
-            begun = api.migrate("default", NAME, NEAR, "")
-        wait_until(
-            lambda: ORDER.index(_stage(stack, begun.id) or "planned") >= ORDER.index(state), ENDS_S, state, every_s=0.02
-        )
-        at = _stage(stack, begun.id)
-        assert at in ORDER[:-2], "it comes to nothing by itself"
-        struck = stack.kill(who)
-        if at in ("verifying", "shifting"):
+        with Blow(stack, who, NAME, ORDER[ORDER.index(state) :]) as blow:
+            with stack.api() as api:
+                api.migrate("default", NAME, NEAR, "")
+            blow.wait(ENDS_S)
+        if state in ("verifying", "shifting"):
             load.wait_for(10)  # home serves; while it drains, the other region alone does
         stack.control.hurt(who, "resume")
         hurt = load.now()
-        wait_until(lambda: _stage(stack, begun.id) in ("done", "aborted"), ENDS_S, f"an end, {victim} killed at {at}")
+        over = ("done", "aborted")
+        wait_until(lambda: _stage(stack, blow.migration) in over, ENDS_S, f"an end, {victim} killed at {state}")
         ended_s = load.now() - hurt
         load.wait_for(20)
     with stack.api() as api:
-        (ended,) = api.get("migrations", begun.id).migrations
+        (ended,) = api.get("migrations", blow.migration).migrations
     code = ended.reason.code if ended.stage == "aborted" else ""
     assert ended.stage == "done" or code, ended
     verdict = load.verdict()
     assert (verdict.lost, verdict.violations) == (0, ()), f"{verdict}, {ended}"
     record(
-        "F05", "P", 1, between="regions", state=at, victim=victim, struck=len(struck), ended_s=round(ended_s, 1),
-        ended=f"{ended.stage} {code}".strip(), sent=verdict.sent, lost=0, asked_again=len(load.broken),
-        slowest_s=round(verdict.slowest_s, 3),
+        "F05", "P", 1, between="regions", aimed=state, state=blow.state_of(ended), victim=victim,
+        struck=len(blow.pids), ended_s=round(ended_s, 1), ended=f"{ended.stage} {code}".strip(), sent=verdict.sent,
+        lost=0, asked_again=len(load.broken), slowest_s=round(verdict.slowest_s, 3),
     )  # fmt: skip
 
 

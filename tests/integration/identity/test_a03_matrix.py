@@ -78,6 +78,7 @@ LINK: Mapping[str, set[Role]] = {
     "Operator/SetSignal": WRITERS,
     "Operator/Backup": WRITERS,
     "Operator/Logs": WRITERS,
+    "Operator/Trace": READERS,
     "Operator/GetDiagnostics": WRITERS,
 }
 ENROL = {"Enrolment/Redeem", "Enrolment/Challenge", "Enrolment/Renew"}

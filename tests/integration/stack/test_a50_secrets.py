@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 
@@ -25,9 +26,11 @@ from harness.pki import Files
 from harness.report import record
 from harness.stack import Stack, documents, files_of, on_nodes, policy, workload
 from shoal.agent.worker import confinement
+from shoal.client import Inference
 from shoal.devstack.keeper import program_path
 from shoal.types.codes import Code, ShoalError
 from shoal.types.device import Role
+from shoal.types.trace import TraceParent
 from shoal.v1 import artifacts_pb2, link_pb2, operator_pb2
 from shoal.wire.identity import dns_of
 from shoal.wire.limits import LINK_BYTES, channel_options
@@ -38,6 +41,7 @@ TENSOR = b"CaNaRyTeNsOr4242"
 """Also four numbers."""
 X = Tensor("x", "FP32", (1, 4), TENSOR)
 HOSTILE = "a\nb\r\x1b[31mred\x1b]0;title\x07"
+TRACED = TraceParent("ca" * 16, "fe" * 8, sampled=True)
 WRONG_BEARER = "canary-bearer-that-nobody-made"
 PASSPHRASE = "canary-passphrase"
 
@@ -142,7 +146,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def public_surfaces(stack: Stack, tenant: tuple[Files, str]) -> dict[str, bytes]:
-    """Logs, metrics, process lists and environments, events, listings; errors are added by who calls."""
+    """Logs, metrics, process lists and environments, events, listings, a trace; errors are added by who calls."""
     found = {f"log {path.name}": path.read_bytes() for path in (stack.control.folder / "logs").iterdir()}
     found |= {f"log {path.name}": path.read_bytes() for path in stack.control.folder.glob("*/run/*.log")}
     found |= {f"crash {path.name}": path.read_bytes() for path in stack.control.folder.glob("*/run/*.crash")}
@@ -153,6 +157,10 @@ def public_surfaces(stack: Stack, tenant: tuple[Files, str]) -> dict[str, bytes]
     with stack.api() as operator:
         for kind in ("nodes", "devices", "workloads", "placements", "tokens"):
             found[f"listing of {kind}"] = str(operator.get(kind)).encode()
+        with Inference(stack.info.operator, f"127.0.0.1:{stack.port('gateway', 'rest')}") as client:
+            client.infer(NAME, {"x": np.frombuffer(TENSOR, np.float32)[None]}, traceparent=str(TRACED))
+        found["trace"] = str(operator.trace(TRACED.trace)).encode()
+    assert b"shoal.workload" in found["trace"]
     scraped = 0
     context = ssl.create_default_context(cafile=str(stack.client_files.authority))
     operator_files = files_of(stack.info.operator)

@@ -1,15 +1,18 @@
 """One process killed at a state of a live move, under load, by real processes: the move ends, who asks again is
 answered, and nothing is left over.
 
-One cell of the matrix in every run; with `-m long` every state with every victim. When a state is shorter than a look
-at it, the blow falls in the next: the moments around each write are the simulator's (`simulation/test_move_rows.py`).
+One cell of the matrix in every run; with `-m long` every state with every victim. When a state is shorter than the way
+from the region's log to the blow, that falls in the next, and is recorded so: the moments around each write are the
+simulator's (`simulation/test_move_rows.py`).
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 
 import pytest
 
+from harness.blow import Blow
 from harness.report import record
 from harness.stack import PATIENCE_S, Load, Stack, documents, on_nodes, policy, workload
 from harness.wait import wait_until
@@ -30,11 +33,13 @@ VICTIMS = (
     "gateway",
 )
 ALWAYS = {("verifying", "target/front")}
+UNHURRIED = "  migration: {verify: {samples: 24}}\n"
+"""A comparison that lasts longer than the way of a blow."""
 
 
 @pytest.fixture
 def moving(stack: Stack) -> Iterator[Stack]:
-    stack.apply(documents(policy(NAME, on_nodes(NODES)), workload(NAME, "relu", NAME)))
+    stack.apply(documents(policy(NAME, on_nodes(NODES) + UNHURRIED), workload(NAME, "relu", NAME)))
     yield stack
     for member in ("coordinator", "gateway", *NODES):
         stack.control.hurt(member, "resume")
@@ -63,25 +68,20 @@ def test_f05_killed_at_a_state_of_a_move(moving: Stack, state: str, victim: str)
         stack.port("gateway", "grpc"), stack.client_files, NAME, clients=2, others=ports, insist_s=INSIST_S
     )  # fmt: skip
     with load:
-        with stack.api() as api:
-            begun = api.migrate("default", NAME, target)
-        if state == "rolling_back":
-            wait_until(lambda: seen(stack, begun.id).stage in ORDER[5:], ENDS_S, "it to shift", every_s=0.02)
-            with stack.api() as api:
-                api.cancel_migration(begun.id)
-        last = ORDER.index(state)
-        wait_until(lambda: ORDER.index(seen(stack, begun.id).stage) >= last, ENDS_S, state, every_s=0.02)
-        at = seen(stack, begun.id).stage
-        has_any = stack.processes(*who.partition("/")[::2])
-        if has_any:
-            stack.kill(who)
+        with Blow(stack, who, NAME, ORDER[ORDER.index(state) :]) as blow:
+            with stack.api() as api, suppress(*(ShoalError,) * (victim == "coordinator")):  # which may not answer
+                begun = api.migrate("default", NAME, target)
+                if state == "rolling_back":
+                    wait_until(lambda: seen(stack, begun.id).stage in ORDER[5:], ENDS_S, "it to shift", every_s=0.02)
+                    api.cancel_migration(begun.id)
+            blow.wait(ENDS_S)
         if victim == "coordinator" or "/" not in victim:
             load.wait_for(10)
             stack.control.hurt(who, "resume")
         ended = wait_until(
-            lambda: one if (one := _seen_or_none(stack, begun.id)) and one.stage in ("done", "aborted") else None,
+            lambda: one if (one := _seen_or_none(stack, blow.migration)) and one.stage in ("done", "aborted") else None,
             ENDS_S,
-            f"the end of the move, {victim} killed at {at}",
+            f"the end of the move, {victim} killed at {state}",
         )
         load.wait_for(20)
     assert ended is not None
@@ -96,9 +96,9 @@ def test_f05_killed_at_a_state_of_a_move(moving: Stack, state: str, victim: str)
         "no worker to be nobody's",
     )
     record(
-        "F05", "P", 1, state=at, victim=victim, struck=len(has_any), ended=f"{ended.stage} {code}".strip(),
-        left_on="target" if left.node == target else "source", sent=verdict.sent, lost=0,
-        asked_again=len(load.broken), slowest_s=round(verdict.slowest_s, 3),
+        "F05", "P", 1, aimed=state, state=blow.state_of(ended), victim=victim, struck=len(blow.pids),
+        ended=f"{ended.stage} {code}".strip(), left_on="target" if left.node == target else "source",
+        sent=verdict.sent, lost=0, asked_again=len(load.broken), slowest_s=round(verdict.slowest_s, 3),
     )  # fmt: skip
 
 

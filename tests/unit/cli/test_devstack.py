@@ -24,7 +24,7 @@ def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with (control.folder / "up.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ShoalError) as refused:
-            control.up(1, lambda text: None)
+            control.up(layout.Asked(agents=1), lambda text: None)
     assert refused.value.code is Code.CONFLICT
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
 
@@ -41,7 +41,7 @@ def test_what_fails_on_the_way_up_is_taken_down_again(tmp_path: Path, name: str)
             (control.folder / "gateway").write_text("")
 
     with pytest.raises(ShoalError):
-        control.up(1, say)
+        control.up(layout.Asked(agents=1), say)
     assert [text.split()[0] for text in said] == ["coordinator", "gateway"]
     assert not control.running()
     assert not (control.folder / "keeper.sock").exists()
@@ -52,7 +52,7 @@ def test_mqtt_links_without_mosquitto_say_how_to_install_it(tmp_path: Path, monk
     monkeypatch.setattr(broker, "SBIN", str(tmp_path))
     control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
     with pytest.raises(ShoalError) as refused:
-        control.up(1, lambda text: None, link="mqtt")
+        control.up(layout.Asked(agents=1, link="mqtt"), lambda text: None)
     assert refused.value.refusal.code is Code.NOT_FOUND
     assert "apt-get install mosquitto" in refused.value.refusal.remedy
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"
@@ -109,7 +109,7 @@ def test_etcd_that_is_not_installed_says_how_to_install_it(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     control = Control(tmp_path / "dev", Contexts(tmp_path / "home"))
     with pytest.raises(ShoalError) as refused:
-        control.up(1, lambda text: None, store="etcd")
+        control.up(layout.Asked(agents=1, store="etcd"), lambda text: None)
     assert refused.value.refusal.code is Code.NOT_FOUND
     assert "apt-get install etcd-server" in refused.value.refusal.remedy
     assert [path.name for path in control.folder.iterdir()] == ["up.lock"], "nothing was begun"

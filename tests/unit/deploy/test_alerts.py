@@ -1,7 +1,6 @@
 """Alert rules as code: each fires once, each has a run-book, and each asks for metrics that are there."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -9,21 +8,15 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from harness.prometheus import RULES, is_made, program, rules
+
 ROOT: Final = Path(__file__).parents[3]
-RULES: Final = ROOT / "deploy" / "prometheus" / "rules" / "shoal.yml"
 TESTS: Final = ROOT / "deploy" / "prometheus" / "tests" / "shoal.yml"
 
 
-def rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-
-
 def promtool(*arguments: str) -> None:
-    found = shutil.which("promtool")
-    assert found is not None, "promtool is missing: `make packages` installs Debian's prometheus"
-    done = subprocess.run(
-        [found, *arguments], cwd=TESTS.parent, capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [program("promtool"), *arguments]
+    done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -48,10 +41,5 @@ def test_every_alert_has_a_run_book() -> None:
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
 def test_every_metric_that_an_alert_asks_for_is_one_of_ours(rule: dict[str, Any]) -> None:
-    """By the names in the sources: a family, or a count, of this name is made somewhere."""
-    said = "".join(path.read_text() for part in ("agents", "coordinator") for path in (ROOT / part).rglob("*.py"))
     for metric in set(re.findall(r"\bshoal_\w+", rule["expr"])):
-        _, kind, name = metric.split("_", 2)
-        stem = re.sub(r"_(total|bucket|sum|count)$", "", name)
-        full, short = f'"shoal_{kind}_{stem}"', f'"{stem}"'
-        assert full in said or short in said, metric
+        assert is_made(metric), metric

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from harness.pki import Authority
-from shoal.agent.dataplane import intake, rest
+from shoal.agent.dataplane import intake, rest, tracing
 from shoal.agent.worker.groups import IDLE_BYTES, MOST_TASKS
 from shoal.agent.worker.service import MAX_RUN_S
 from shoal.coordinator.api.authorise import MESSAGE_S
@@ -47,6 +47,9 @@ def test_the_reference_of_limits_is_true() -> None:
             "the caller with fewest is next"
         ),
         "answers that one caller does not read": f"{intake.BYTES_PER_CALLER // MIB} MiB",
+        "requests traced at a front in a second, and spans that it keeps": (
+            f"{tracing.TRACED_A_SECOND}, {tracing.KEPT:,}"
+        ),
         "deadline of a request, whatever it says": f"{MAX_RUN_S:g} s",
         "unreadable messages of a session on the link": f"{MOST_INVALID}",
     }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.types import link
 from shoal.types.assignment import DesiredSet, Status
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.profile import ModelProfile
 from shoal.types.receipt import Receipt
 from shoal.v1 import link_pb2, nouns_pb2
@@ -71,6 +71,18 @@ def test_what_is_no_noun_is_refused(message: nouns_pb2.Device) -> None:
     with pytest.raises(ShoalError) as caught:
         nouns.from_wire(Device, message)
     assert caught.value.code is Code.MESSAGE_INVALID
+
+
+def test_f41_what_a_newer_version_added_is_passed_over() -> None:
+    """A field, and a code, that this one does not know: neither costs the message that they came in."""
+    known = link.Refused(Refusal(Code.CONFLICT, "found", "asked", "remedy"), fatal=True)
+    field_999 = b"\xba\x3e\x03new"
+    assert nouns.decode(link.Refused, nouns.encode(known) + field_999) == known
+    newer = link_pb2.Refused(refusal=nouns_pb2.Refusal(code="LATER_REASON", found="why, in words"), fatal=True)
+    read = nouns.from_wire(link.Refused, newer)
+    assert read.refusal == Refusal(Code.CODE_UNKNOWN, "why, in words")
+    with pytest.raises(ShoalError):
+        nouns.from_wire(link.Refused, link_pb2.Refused(refusal=nouns_pb2.Refusal(code="no code at all"), fatal=True))
 
 
 def test_missing_parts_and_junk_are_refused() -> None:

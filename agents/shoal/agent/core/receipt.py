@@ -1,12 +1,21 @@
 """Capability receipts: which still hold, and what must be measured."""
 
+from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device
-from shoal.types.receipt import Receipt, SignedReceipt
+from shoal.types.receipt import MAX_SPREAD, Receipt, SignedReceipt
+
+
+def unsteady(receipt: Receipt) -> Refusal | None:
+    """Why it is to be measured again, at a quieter moment: no coordinator would take it."""
+    if receipt.spread <= MAX_SPREAD:
+        return None
+    found = f"{receipt.device}: times that differ by {receipt.spread:.3g} of their median"
+    return Refusal(Code.RECEIPT_ABSURD, found, f"at most {MAX_SPREAD:g}", "it is measured again")
 
 
 def holds(receipt: Receipt, device: Device) -> bool:
     """A receipt is valid for (device, provider, driver version, runtime version); a change of any voids it."""
-    return (
+    return unsteady(receipt) is None and (
         receipt.device,
         receipt.provider,
         receipt.driver_version,

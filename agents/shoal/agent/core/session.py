@@ -7,17 +7,20 @@ from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Crossing, DesiredSet, Ingress, Observed, Status, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Reading
-from shoal.types.link import Hello, Welcome
+from shoal.types.link import OLDEST_PROTOCOL, Hello, Welcome
 from shoal.types.units import Seconds, Wall
 
-PROTOCOL = 1
 SKEW_ALLOWANCE_S = 30.0
 
 
 def check_welcome(hello: Hello, welcome: Welcome) -> Refusal | None:
-    """The answer must be to this very hello, and from no leader that was already replaced."""
+    """The answer must be to this very hello, in a version that it offered, and from no leader that was replaced."""
     if welcome.nonce != hello.nonce:
         return Refusal(Code.MESSAGE_INVALID, "a welcome to another hello", "the nonce of this session", "connect again")
+    spoken = welcome.protocol or OLDEST_PROTOCOL
+    if not hello.protocol <= spoken <= max(hello.newest, hello.protocol):
+        asked = f"protocol {hello.protocol} to {max(hello.newest, hello.protocol)}"
+        return Refusal(Code.NOT_SUPPORTED_YET, f"protocol {spoken}", asked, "upgrade the older of the two")
     held = hello.holds
     if held is not None and held.history == welcome.history and welcome.term < held.term:
         return Refusal(
@@ -50,6 +53,7 @@ Judgement = Accept | Held | Refusal
 def judge(held: DesiredSet | None, offered: DesiredSet, *, node: str, history: str) -> Judgement:
     """Whether to act on a set offered in this session, after its first full status was sent.
 
+    What an earlier version of this program held of a set may be less than is in it: the same set is then taken again.
     history: the welcome's. Within one history the term and the generation never go back. Another history is accepted
     only if it is this session's, and its first set stops nothing: what it does not know stays until a later generation.
     """
@@ -62,17 +66,23 @@ def judge(held: DesiredSet | None, offered: DesiredSet, *, node: str, history: s
         return Accept(offered)
     if version.history != held.version.history:
         return Accept(_keep_unknown(held, offered))
-    return _judge_within(held.version, offered)
+    return _judge_within(held, offered)
 
 
-def _judge_within(held: Version, offered: DesiredSet) -> Judgement:
-    version = offered.version
-    if version.term < held.term:
-        return _stale_term(version.term, held.term)
-    if version.generation < held.generation:
-        asked = f"at least {held.generation}"
+def _judge_within(held: DesiredSet, offered: DesiredSet) -> Judgement:
+    version, known = offered.version, held.version
+    if version.term < known.term:
+        return _stale_term(version.term, known.term)
+    if version.generation < known.generation:
+        asked = f"at least {known.generation}"
         return Refusal(Code.GENERATION_STALE, f"generation {version.generation}", asked, "send the newest")
-    return Held() if version == held else Accept(offered)
+    if version != known:
+        return Accept(offered)
+    shown = replace(held, proof=offered.proof)
+    if shown == offered:
+        return Held()
+    whole = _keep_unknown(held, offered)  # the first set of a history: a repeated one stops no more than it did
+    return Held() if whole == shown else Accept(whole)
 
 
 def _stale_term(term: int, held: int) -> Refusal:

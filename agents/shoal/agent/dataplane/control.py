@@ -1,7 +1,7 @@
 """What supervisor and front say to each other, and its form in a frame.
 
 Kinds that a front answers: `configure` (a Configuration), `verify` (an Order; a Verdict), `record` (an Order;
-Recorded), `stats` (FrontStats), `lease` (until when), `drain`, `stop`.
+Recorded), `stats` (FrontStats), `spans` (SpansAsked; SpansFound), `lease` (until when), `drain`, `stop`.
 """
 
 import base64
@@ -33,7 +33,8 @@ class FrontConfig:
 
     node, region: of this agent, as in its certificate. host: address to listen on. The ports are real ones (the
     supervisor has reserved them). run_dir: where its socket, lock and record lie (0700). metrics_port: None for no
-    endpoint of its own. orphan_after_s: it ends when no supervisor has been connected for so long.
+    endpoint of its own. orphan_after_s: it ends when no supervisor has been connected for so long. trace_ratio: share
+    of the requests that enter here that are traced; otlp: the collector that their spans are sent to, "" for none.
     """
 
     node: str
@@ -51,6 +52,8 @@ class FrontConfig:
     timeout_s: float = 60.0
     drain_s: float = 10.0
     limits: Limits = field(default_factory=Limits)
+    trace_ratio: float = 0.0
+    otlp: str = ""
 
     def socket(self) -> Path:
         return Path(self.run_dir) / SOCKET
@@ -198,7 +201,7 @@ def unpack_stats(payload: bytes) -> FrontStats:
             ready=bool(said["ready"]),
             ingress=tuple(Ingress(**{**each, "workload": WorkloadKey(*each["workload"])}) for each in said["ingress"]),
             in_flight=tuple((str(name), int(count)) for name, count in said["in_flight"]),
-            crossings=tuple(Crossing(**each) for each in said["crossings"]),
+            crossings=tuple(Crossing(**{**each, "latencies": tuple(each["latencies"])}) for each in said["crossings"]),
             sessions=tuple((str(name), int(count)) for name, count in said["sessions"]),
         )
     except (ValueError, TypeError, KeyError) as error:

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from shoal.agent.dataplane.grpc import SERVICE
+from shoal.agent.dataplane.tracing import Attempt
 from shoal.agent.dataplane.transport import (
     AGREEMENT_KEY,
     HOP_KEY,
@@ -23,10 +24,11 @@ from shoal.agent.dataplane.transport import (
     REQUEST_KEY,
     STEP_KEY,
     TENANT_KEY,
+    TRACE_KEY,
     TlsFiles,
 )
 from shoal.agent.dataplane.trust import Authorities
-from shoal.agent.frames import ConnectionLost, FrameClient
+from shoal.agent.frames import ConnectionLost, FrameClient, Message
 from shoal.agent.ports import LocalWorker
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
@@ -63,7 +65,7 @@ _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class Errand:
     """What travels beside a request. left_s: until its deadline, from now. agreement: of a guest's. step: of a
-    session's, the token by which it is known when it comes again."""
+    session's, the token by which it is known when it comes again. attempt: of a request that is traced."""
 
     tenant: str
     origin: str
@@ -71,6 +73,7 @@ class Errand:
     left_s: Seconds
     agreement: str = ""
     step: str = ""
+    attempt: Attempt | None = None
 
 
 class AttemptFailed(ShoalError):
@@ -105,16 +108,21 @@ class Workers:
 
     async def infer(self, assignment: str, request: bytes, errand: Errand) -> bytes:
         """Raises AttemptFailed."""
-        header = {"deadline_s": errand.left_s, "origin": errand.origin, "request_id": errand.request_id}
-        return await self._call(assignment, "infer", request, header, errand.left_s)
+        header: dict[str, Any] = {"deadline_s": errand.left_s, "origin": errand.origin, "request_id": errand.request_id}
+        if errand.attempt is not None:
+            header["trace"] = errand.attempt.traceparent
+        answer = await self._call(assignment, "infer", request, header, errand.left_s)
+        if errand.attempt is not None:
+            errand.attempt.told(answer.header)
+        return answer.payload
 
     async def answer(self, assignment: str, request: bytes, errand: Errand) -> bytes:
         """As `infer`, for a comparison: counted as nobody's request. Raises AttemptFailed."""
-        return await self._call(assignment, "answer", request, {"deadline_s": errand.left_s}, errand.left_s)
+        return (await self._call(assignment, "answer", request, {"deadline_s": errand.left_s}, errand.left_s)).payload
 
     async def metadata(self, assignment: str, errand: Errand) -> oip.ModelMetadataResponse:
         """Inputs and outputs alone. Raises AttemptFailed."""
-        loaded = json.loads(await self._call(assignment, "metadata", b"", {}, errand.left_s))
+        loaded = json.loads((await self._call(assignment, "metadata", b"", {}, errand.left_s)).payload)
         return oip.ModelMetadataResponse(
             inputs=[_tensor(spec) for spec in loaded["inputs"]], outputs=[_tensor(spec) for spec in loaded["outputs"]]
         )
@@ -125,12 +133,12 @@ class Workers:
         for task in tuple(self._tasks):
             task.cancel()
 
-    async def _call(self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], left_s: Seconds) -> bytes:
+    async def _call(
+        self, assignment: str, kind: str, payload: bytes, header: dict[str, Any], left_s: Seconds
+    ) -> Message:
         worker, client = await self._client(assignment)
         try:
-            return (
-                await client.call(kind, payload, header={**header, "assignment": assignment}, timeout=left_s)
-            ).payload
+            return await client.call(kind, payload, header={**header, "assignment": assignment}, timeout=left_s)
         except ConnectionLost as error:
             refusal = Refusal(Code.WORKER_CRASHED, error.refusal.found, "an answer", "retry")
             raise AttemptFailed(refusal, sent=True) from error
@@ -304,8 +312,10 @@ class Peers:
 
 
 def _said(endpoint: Endpoint, errand: Errand) -> tuple[tuple[str, str], ...]:
-    """Another region learns neither tenants nor nodes of ours."""
-    always = ((HOP_KEY, "1"), (REQUEST_KEY, errand.request_id))
+    """Another region learns neither tenants nor nodes of ours; a trace's id is chance, or its client's word."""
+    always: tuple[tuple[str, str], ...] = ((HOP_KEY, "1"), (REQUEST_KEY, errand.request_id))
+    if errand.attempt is not None:
+        always = (*always, (TRACE_KEY, errand.attempt.traceparent))
     if endpoint.region:
         return (*always, (AGREEMENT_KEY, endpoint.agreement))
     inside: tuple[tuple[str, str], ...] = (*always, (TENANT_KEY, errand.tenant), (ORIGIN_KEY, errand.origin))

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Final
 
 import structlog
+from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from shoal.agent.core import routing
 from shoal.agent.core.routing import WELL, Condemned, Fault, Health, Limits, Load, Next, Suspects, Tries
@@ -27,6 +28,7 @@ from shoal.agent.dataplane.metering import Meter
 from shoal.agent.dataplane.pins import Pins, Search, at_home
 from shoal.agent.dataplane.sessions import Sessions, digest
 from shoal.agent.dataplane.state import hide
+from shoal.agent.dataplane.tracing import Trace, Tracer
 from shoal.agent.dataplane.transport import MAX_MESSAGE, Call, Refused
 from shoal.agent.dataplane.witness import Captures
 from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker
@@ -62,7 +64,8 @@ class Settings:
 @dataclass(eq=False)
 class _Flight:
     """One request inside. crowd: what was in flight at its replica when that crashed, itself included. suspicion: what
-    was known of it at that moment, before the crowd's own crash was. step: where its workload has state."""
+    was known of it at that moment, before the crowd's own crash was. step: where its workload has state. trace: None of
+    nearly all."""
 
     key: WorkloadKey
     caller: Caller
@@ -72,6 +75,7 @@ class _Flight:
     arrived: Elapsed
     expires: Elapsed
     step: Step | None = None
+    trace: Trace | None = None
     attempts: int = 0
     crowd: tuple["_Flight", ...] = ()
     suspicion: frozenset[bytes] | None = None
@@ -106,9 +110,11 @@ class DataPlane:
         dates_at: Callable[[], Wall] | None = None,
         captures: Captures | None = None,
         sessions: Sessions | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """dates_at: the moment at which who calls must be valid; by default now. captures: what keeps requests that
-        workers here answered, where that is consented to. sessions: that this front has; by default none."""
+        workers here answered, where that is consented to. sessions: that this front has; by default none. tracer: by
+        default one that traces what operators ask for, and tells nobody."""
         self._dates_at = dates_at or clock.wall
         self._settings = settings
         self._clock = clock
@@ -116,6 +122,7 @@ class DataPlane:
         self._peers = peers
         self._captures = captures or Captures()
         self._sessions = sessions or Sessions(settings.region, settings.origin, clock, workers, peers, self._dates_at)
+        self._tracer = tracer or Tracer(settings.region, settings.origin, clock)
         self._pins = Pins()
         self._meter = Meter()
         self._routes: Mapping[WorkloadKey, Route] = {}
@@ -275,6 +282,7 @@ class DataPlane:
         if caller.enters:
             self._meter.entered(flight.key, caller.origin)
         code: Code | None = Code.CANCELLED
+        logged = bind_contextvars(trace_id=flight.trace.id) if flight.trace is not None else None
         try:
             with self._inside_for(route, flight):
                 answer = await self._answer(route, flight)
@@ -286,6 +294,8 @@ class DataPlane:
             raise
         finally:
             self._note(flight, code)
+            if logged is not None:
+                reset_contextvars(**logged)
 
     # one request
 
@@ -294,6 +304,8 @@ class DataPlane:
         if code is not None:
             self._meter.codes[code] += 1
         caller = flight.caller
+        if flight.trace is not None:
+            flight.trace.end(caller, str(flight.key), flight.id, flight.attempts, code)
         if not caller.enters:
             return
         seconds = Seconds(self._clock.now() - flight.arrived)
@@ -429,7 +441,11 @@ class DataPlane:
         self._at[name].add(flight)
         flight.crowd, flight.suspicion = (), None
         token = flight.step.token if flight.step is not None else ""
-        errand = Errand(flight.key.tenant, flight.caller.origin, flight.id, left, flight.caller.agreement, token)
+        attempt = flight.trace.attempt(endpoint) if flight.trace is not None else None
+        errand = Errand(
+            flight.key.tenant, flight.caller.origin, flight.id, left, flight.caller.agreement, token, attempt
+        )
+        code: Code | None = Code.CANCELLED
         outcome: Fault | Seconds = Fault.REQUEST
         start = self._clock.now()
         try:
@@ -439,8 +455,10 @@ class DataPlane:
             else:
                 answer = await self._peers.infer(endpoint, request, errand)
             outcome = seconds = Seconds(self._clock.now() - start)
+            code = None
         except AttemptFailed as error:
-            outcome = fault = routing.fault_of(error.code)
+            code = error.code
+            outcome = fault = routing.fault_of(code)
             if fault is Fault.CRASH and not flight.crowd:
                 crowd = tuple(self._at[name])
                 for each in crowd:
@@ -454,6 +472,8 @@ class DataPlane:
             self._at[name].discard(flight)
             if not self._at[name]:
                 del self._at[name]
+            if attempt is not None:
+                attempt.end(code)
             if endpoint.region:
                 self._meter.crossed(endpoint.agreement, endpoint.region, outcome)
             elif flight.key in self._agreements:
@@ -509,7 +529,8 @@ class DataPlane:
         left = min(*wishes, self._settings.max_timeout_s) if wishes else self._settings.timeout_s
         name = self._name(call) if caller.hop else asked.id[:128] or self._name(call)
         step = self._step(call, caller, asked, request) if route.stateful and asked.session else None
-        return _Flight(route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step)
+        trace = self._tracer.begin(caller, call.trace)
+        return _Flight(route.workload, caller, name, asked.session, request, now, Elapsed(now + left), step, trace)
 
     def _step(self, call: Call, caller: Caller, asked: reading.Asked, request: bytes) -> Step:
         """Its token names this very call, at every front that it comes to."""

@@ -4,8 +4,9 @@ grpcio cannot ask for a client certificate and go on without one, hence two port
 as the bytes that they are; only the small calls are parsed here.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
@@ -23,6 +24,7 @@ from shoal.agent.dataplane.transport import (
     REQUEST_KEY,
     STEP_KEY,
     TENANT_KEY,
+    TRACE_KEY,
     Call,
     Service,
     TlsFiles,
@@ -38,6 +40,8 @@ from shoal.wire.identity import Identity
 SERVICE: Final = "inference.GRPCInferenceService"
 MAX_CALLS: Final = 2048
 MAX_STREAMS: Final = 256
+LAST_ANSWER_S: Final = 0.05
+"""What the last answer has to leave in, before its connection closes."""
 
 _log = structlog.get_logger(__name__)
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -74,6 +78,9 @@ class GrpcTransport:
         self._authorities = authorities
         self._server: grpc.aio.Server | None = None
         self._intake = Intake()
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._leaving = False
 
     async def start(self) -> int:
         guards = (_TokenFirst(self._service),) if self._authorities is None else ()
@@ -90,6 +97,30 @@ class GrpcTransport:
     async def stop(self, grace_s: Seconds) -> None:
         if self._server is not None:
             await self._server.stop(grace_s)
+
+    async def leave(self, grace_s: Seconds) -> None:
+        """The library answers CANCELLED to calls that its peers sent before they heard that it stops (grpc issue
+        41785), which no client sends again. So they are refused until those inside are over; then the process ends, and
+        its connections with it."""
+        self._leaving = True
+        self._empty.clear()
+        if self._inside:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._empty.wait()
+        await asyncio.sleep(LAST_ANSWER_S)
+
+    def _enter(self, context: _Context) -> None:
+        """Raises ShoalError(MODEL_NOT_READY) while leaving."""
+        if self._leaving:
+            raise refuse(Code.MODEL_NOT_READY, "this front ends", "one that stays", "ask again, or another front")
+        self._inside += 1
+        cast(Any, context).add_done_callback(self._left)
+
+    def _left(self, _: object) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._empty.set()
 
     def _credentials(self) -> grpc.ServerCredentials:
         stamp = self._stamp()
@@ -150,6 +181,7 @@ class GrpcTransport:
     def _answering(self, answer: Callable[[Call, Any], Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[Any]]:
         async def handle(request: Any, context: _Context) -> Any:
             try:
+                self._enter(context)
                 return await answer(self._call(context), request)
             except ShoalError as error:
                 return await status.abort(context, error.refusal, retry_after_s(error))
@@ -166,6 +198,7 @@ class GrpcTransport:
             held = ExitStack()
             cast(Any, context).add_done_callback(lambda _: held.close())  # its caller has read the answer, or is gone
             try:
+                self._enter(context)
                 call = self._call(context)
                 method.admit(call)
                 held.enter_context(self._intake.call(call.caller))
@@ -187,6 +220,7 @@ class GrpcTransport:
     async def _stream(self, requests: AsyncIterator[bytes], context: _Context) -> AsyncIterator[bytes]:
         """One answer for each request, in order; a refused request is answered as such and the stream goes on."""
         try:
+            self._enter(context)
             call = self._call(context)
             self._service.admit(call)
             with self._intake.call(call.caller, stream=True):
@@ -224,6 +258,7 @@ class GrpcTransport:
             left_s=None if left is None else Seconds(left),
             agreement=str(said.get(AGREEMENT_KEY, "")),
             step=str(said.get(STEP_KEY, ""))[:128],
+            trace=str(said.get(TRACE_KEY, "")),
         )
 
     def _identity(self, context: _Context) -> Identity | None:

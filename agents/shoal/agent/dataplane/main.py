@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -26,14 +27,17 @@ from shoal.agent.dataplane.grpc import GrpcTransport, Method
 from shoal.agent.dataplane.metering import FrontCollector
 from shoal.agent.dataplane.rest import RestTransport
 from shoal.agent.dataplane.sessions import SessionCollector, Sessions
+from shoal.agent.dataplane.tracing import TraceCollector, Tracer
 from shoal.agent.dataplane.transport import TlsFiles, Transport
 from shoal.agent.dataplane.trust import Authorities
 from shoal.agent.dataplane.verify import Verifier
 from shoal.agent.dataplane.witness import Witnesses
 from shoal.agent.frames import FrameServer, Handler, Message, start_time
 from shoal.agent.ports import Clock
+from shoal.types.link import SpansAsked
 from shoal.types.units import Seconds, Wall
 from shoal.wire import descriptors, nouns, scrape
+from shoal.wire.otlp import Exporter, collector_of
 from shoal.wire.private import no_dumps, write_private
 
 EXIT_TWIN: Final = 75
@@ -70,7 +74,10 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
     witnesses = Witnesses(config.region, workers, dates_at)
     sessions = Sessions(config.region, config.node, clock, workers, peers, dates_at)
-    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions)
+    exporter = Exporter(collector_of(config.otlp)) if config.otlp else None
+    told = exporter.offer if exporter is not None else None
+    tracer = Tracer(config.region, config.node, clock, config.trace_ratio, told)
+    plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions, tracer)
     beside = {WITNESS: _answered_by(witnesses), SESSIONS: _handed_to(sessions)}
     transports: tuple[Transport, ...] = (
         GrpcTransport(plane, config.host, config.grpc_port, tls, authorities, beside),
@@ -81,12 +88,14 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     server = FrameServer(
         config.socket(),
         nonce,
-        _handlers(plane, witnesses, Verifier(peers, witnesses.captures, clock), authorities, sessions, stages),
+        _handlers(plane, witnesses, Verifier(peers, witnesses.captures, clock), authorities, sessions, stages, tracer),
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal's group: the supervisor decides
-    _serve_metrics(config, plane, sessions, clock)
+    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal or its end: the supervisor decides
+        loop.add_signal_handler(number, lambda: None)
+    _serve_metrics(config, plane, sessions, clock, TraceCollector(tracer, lambda: _exported(exporter)))
+    exporting = asyncio.create_task(exporter.run()) if exporter is not None else None
     await server.start()
     _write_record(config, nonce)
     over = asyncio.create_task(_until_over(stages.stopped, server, config.orphan_after_s))
@@ -101,15 +110,20 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
             _log.info("front_listens", grpc=config.grpc_port, token=config.token_port, rest=config.rest_port)
             await over
         plane.drain()
-        await asyncio.gather(*(transport.stop(Seconds(config.drain_s)) for transport in transports))
+        await asyncio.gather(*(transport.leave(Seconds(config.drain_s)) for transport in transports))
     finally:
         over.cancel()
         configured.cancel()
+        if exporting is not None:
+            exporting.cancel()
+            await asyncio.gather(exporting, return_exceptions=True)
         await server.close()
         sessions.close()
         await workers.close()
         await peers.close()
         config.record().unlink(missing_ok=True)
+    sys.stderr.flush()
+    os._exit(0)  # before the transports are collected: their end is not an orderly one (`GrpcTransport.leave`)
 
 
 class _Stages:
@@ -139,6 +153,7 @@ def _handlers(
     authorities: Authorities,
     sessions: Sessions,
     stages: _Stages,
+    tracer: Tracer,
 ) -> dict[str, Handler]:
     async def configure(message: Message) -> Message:
         said = control.unpack(message.payload)
@@ -152,6 +167,9 @@ def _handlers(
     async def stats(_: Message) -> Message:
         now = plane.stats()
         return Message("stats", {}, control.pack_stats(replace(now, ready=now.ready and stages.listening.is_set())))
+
+    async def spans(message: Message) -> Message:
+        return Message("spans", {}, nouns.encode(tracer.found(nouns.decode(SpansAsked, message.payload))))
 
     async def lease(message: Message) -> Message:
         sessions.lease(control.unpack_lease(message.payload))
@@ -180,6 +198,7 @@ def _handlers(
         "verify": verify,
         "record": record,
         "stats": stats,
+        "spans": spans,
         "drain": drain,
         "stop": stop,
     }
@@ -216,12 +235,19 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
     write_private(config.record(), json.dumps(record).encode(), durable=False)
 
 
-def _serve_metrics(config: FrontConfig, plane: DataPlane, sessions: Sessions, clock: Clock) -> None:
+def _exported(exporter: Exporter | None) -> tuple[int, int]:
+    return (exporter.exported, exporter.dropped) if exporter is not None else (0, 0)
+
+
+def _serve_metrics(
+    config: FrontConfig, plane: DataPlane, sessions: Sessions, clock: Clock, traces: TraceCollector
+) -> None:
     if config.metrics_port is None:
         return
     registry = CollectorRegistry()
     registry.register(FrontCollector(plane.meter, lambda: plane.in_flight, lambda: plane.ejected))
     registry.register(SessionCollector(sessions))
+    registry.register(traces)
     files = Path(config.certificate), Path(config.key), Path(config.authority)
     guard = scrape.Guard(config.region, *files, clock.wall, plane.revoked)
     scrape.serve(make_wsgi_app(registry), config.host, config.metrics_port, guard)

@@ -10,6 +10,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shoal.agent.core.histogram import Histogram
 from shoal.agent.core.routing import Fault
 from shoal.types.assignment import Crossing, Ingress
 from shoal.types.codes import Code
@@ -45,6 +46,7 @@ class _Crossed:
     requests: int = 0
     errors: int = 0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    latencies: Histogram = field(default_factory=Histogram)
 
     @property
     def p95_s(self) -> Seconds:
@@ -90,6 +92,7 @@ class Meter:
         count.requests += 1
         if not isinstance(outcome, Fault):
             count.seconds.append(outcome)
+            count.latencies.add(outcome)
         elif outcome is not Fault.REQUEST:
             count.errors += 1
 
@@ -99,7 +102,7 @@ class Meter:
 
     def crossings(self) -> tuple[Crossing, ...]:
         return tuple(
-            Crossing(agreement, region, each.requests, each.errors, each.p95_s)
+            Crossing(agreement, region, each.requests, each.errors, each.p95_s, each.latencies.counts)
             for (agreement, region), each in self._crossed.items()
         )
 
@@ -155,12 +158,12 @@ class FrontCollector(Collector):
         requests = CounterMetricFamily(
             "shoal_front_crossings",
             "requests that left for another region or came from it",
-            labels=("agreement", "region", "outcome"),
+            labels=("agreement", "counterpart", "outcome"),
         )
         p95 = GaugeMetricFamily(
             "shoal_front_crossing_p95_seconds",
             f"of the newest {NEWEST} answered requests of an agreement",
-            labels=("agreement", "region"),
+            labels=("agreement", "counterpart"),
         )
         for each in self._meter.crossings():
             requests.add_metric((each.agreement, each.region, "all"), each.requests)

@@ -22,6 +22,7 @@ from shoal.agent.frames import FrameClient, start_time
 from shoal.agent.ports import Clock, FrontStats, Keeper, LocalWorker, Recorded, Witness
 from shoal.types.assignment import Credential, PeerTrust
 from shoal.types.codes import Code, ShoalError, refuse
+from shoal.types.link import SpansAsked, SpansFound
 from shoal.types.migration import Verdict, Verification
 from shoal.types.route import Route
 from shoal.types.units import Elapsed, Seconds
@@ -152,8 +153,15 @@ class FrontProcess:
     async def stats(self) -> FrontStats:
         """Raises ShoalError while the front is being restarted."""
         if self._client is None:
-            raise refuse(Code.REPLICA_UNREACHABLE, "the front is being started", "a running front", "retry")
+            raise _restarting()
         return control.unpack_stats((await self._client.call("stats", timeout=CALL_TIMEOUT_S)).payload)
+
+    async def spans(self, asked: SpansAsked) -> SpansFound:
+        """Raises ShoalError while the front is being restarted."""
+        if self._client is None:
+            raise _restarting()
+        answer = await self._client.call("spans", nouns.encode(asked), timeout=CALL_TIMEOUT_S)
+        return nouns.decode(SpansFound, answer.payload)
 
     async def close(self, *, keep: bool) -> None:
         """keep: the front serves on for the next supervisor; else it drains and ends. Idempotent."""
@@ -234,7 +242,8 @@ class FrontProcess:
                 await asyncio.wait_for(process.gone.wait(), _POLL_S)
 
     def _spawn(self) -> _Process:
-        """A session of its own: what is aimed at the supervisor does not reach it. The nonce is on no command line."""
+        """A group of its own: what is aimed at the supervisor's does not reach it. In its session, as workers are (see
+        there). The nonce is on no command line."""
         nonce = secrets.token_hex(16)
         path = self._config.record().with_suffix(".config")
         path.write_text(self._config.dump())
@@ -242,7 +251,7 @@ class FrontProcess:
             [*self._command, "--config", str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # the supervisor's would be held open after its end
-            start_new_session=True,
+            process_group=0,
         )
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:
@@ -291,6 +300,10 @@ class FrontProcess:
                 ) from error
             ports[name] = reserved.getsockname()[1]
         return replace(config, **ports)
+
+
+def _restarting() -> ShoalError:
+    return refuse(Code.REPLICA_UNREACHABLE, "the front is being started", "a running front", "retry")
 
 
 def _same(asked: FrontConfig, running: FrontConfig) -> bool:

@@ -30,6 +30,7 @@ from shoal.agent.dataplane.transport import (
     ORIGIN_KEY,
     REQUEST_KEY,
     TENANT_KEY,
+    TRACE_KEY,
     Call,
     Service,
     TlsFiles,
@@ -113,6 +114,9 @@ class RestTransport:
             await asyncio.wait(tuple(self._connections), timeout=grace_s)
         for task in tuple(self._connections):
             task.cancel()
+
+    async def leave(self, grace_s: Seconds) -> None:
+        await self.stop(grace_s)
 
     def _build_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -291,6 +295,7 @@ class _Connection:
             origin=headers.get(ORIGIN_KEY, ""),
             hop=int(hop),
             request_id=headers.get(REQUEST_KEY, ""),
+            trace=headers.get(TRACE_KEY, ""),
         )
         target = head.target.decode("ascii").partition("?")[0]
         path = tuple(unquote(part) for part in target.split("/")[1:] if part)

@@ -26,6 +26,7 @@ HOP_KEY = "shoal-hop"
 REQUEST_KEY = "shoal-request-id"
 AGREEMENT_KEY = "shoal-agreement"
 STEP_KEY = "shoal-step"
+TRACE_KEY = "traceparent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Call:
     """What a transport knows of one call.
 
     identity: of a client certificate that an authority of the very region in its name issued. bearer: the token as
-    sent, "" without one. tenant, origin, hop, request_id, agreement, step: as the caller claims them; who may claim
-    what is for the service to judge. left_s: until the caller's deadline, None without one.
+    sent, "" without one. tenant, origin, hop, request_id, agreement, step, trace (a W3C `traceparent`): as the caller
+    claims them; who may claim what is for the service to judge. left_s: until the caller's deadline, None without one.
     """
 
     identity: Identity | None = None
@@ -46,6 +47,7 @@ class Call:
     left_s: Seconds | None = None
     agreement: str = ""
     step: str = ""
+    trace: str = ""
 
     @property
     def caller(self) -> str:
@@ -96,6 +98,10 @@ class Transport(Protocol):
 
     async def stop(self, grace_s: Seconds) -> None:
         """Takes nothing new and returns when the calls inside have ended, or after `grace_s`."""
+        ...
+
+    async def leave(self, grace_s: Seconds) -> None:
+        """As `stop`, of a process that ends right after: nobody's call is cancelled by it."""
         ...
 
 

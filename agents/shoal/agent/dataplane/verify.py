@@ -9,6 +9,7 @@ workload asks it, through a gateway of this region: inputs go where its requests
 import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 from shoal.agent.core import verification
@@ -51,17 +52,19 @@ class Verifier:
 
     async def verify(self, worker: LocalWorker, asked: Verification, pack: str) -> Verdict:
         """Raises ShoalError where there is no verdict to be had, or not yet."""
-        client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
-        try:
-            return await _Trial(client, worker, asked, pack, self._peers, self._captures, self._clock).run()
-        finally:
-            await client.close()
+        async with self._trial(worker, asked, pack) as trial:
+            return await trial.run()
 
     async def record(self, worker: LocalWorker, asked: Verification, pack: str) -> Recorded:
         """Raises ShoalError where that came to nothing yet."""
+        async with self._trial(worker, asked, pack) as trial:
+            return await trial.record()
+
+    @asynccontextmanager
+    async def _trial(self, worker: LocalWorker, asked: Verification, pack: str) -> "AsyncIterator[_Trial]":
         client = await FrameClient.connect(worker.socket, worker.nonce, timeout=CONNECT_TIMEOUT_S)
         try:
-            return await _Trial(client, worker, asked, pack, self._peers, self._captures, self._clock).record()
+            yield _Trial(client, worker, asked, pack, self._peers, self._captures, self._clock)
         finally:
             await client.close()
 
@@ -102,7 +105,7 @@ class _Trial:
     async def record(self) -> Recorded:
         """What it answers, as a reference. No verdict but that there is one, or why there is none."""
         used, taken, inputs_sha256 = await self._over_inputs(self._answered)
-        content, why = b"", self._refused
+        content, why = b"", ""
         if self._most < LEAST_SAMPLES:
             why = f"{LEAST_SAMPLES} inputs with their answers take more than {PACK_BYTES} bytes"
         elif len(taken) < self._most:
@@ -115,7 +118,6 @@ class _Trial:
                     raise
                 why = error.refusal.found
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}" if content else ""
-        why = "" if content else why
         return Recorded(verification.recorded(self._asked, used, len(taken), inputs_sha256, digest, why), content)
 
     async def _over_inputs(
@@ -179,29 +181,16 @@ class _Trial:
 
     async def _answered(self, sample: witness_pb2.Sample) -> witness_pb2.Sample | None:
         """With its answer; None where it refuses this input."""
-        try:
-            response = await self._call("answer", sample.request)
-        except ConnectionLost:
-            raise
-        except ShoalError as error:
-            if error.code not in _ABOUT_THE_INPUT:
-                raise
-            self._refused = error.refusal.found
+        response, why = await self._of_target(sample.request)
+        if not response:
+            self._refused = why
             return None
         self._most = min(self._most, (PACK_BYTES - PACK_HEADERS) // (len(sample.request) + len(response)))
         return witness_pb2.Sample(request=sample.request, response=response)
 
     async def _compare(self, sample: witness_pb2.Sample) -> Compared | None:
         """None where what it is compared with does not answer this input either."""
-        got, why = b"", ""
-        try:
-            got = await self._call("answer", sample.request)
-        except ConnectionLost:
-            raise
-        except ShoalError as error:
-            if error.code not in _ABOUT_THE_INPUT:
-                raise
-            why = error.refusal.found
+        got, why = await self._of_target(sample.request)
         try:
             expected = sample.response or await self._of_source(sample.request)
         except ShoalError as error:
@@ -215,6 +204,17 @@ class _Trial:
         found = witness_pb2.Compared.FromString(await self._call("compare", answers.SerializeToString()))
         drifts = tuple(nouns.from_wire(Drift, each) for each in found.drifts)
         return Compared(drifts, found.fault, found.elements)
+
+    async def _of_target(self, request: bytes) -> tuple[bytes, str]:
+        """What it answers; where it refuses this input nothing, and why."""
+        try:
+            return await self._call("answer", request), ""
+        except ConnectionLost:
+            raise
+        except ShoalError as error:
+            if error.code not in _ABOUT_THE_INPUT:
+                raise
+            return b"", error.refusal.found
 
     async def _of_source(self, request: bytes) -> bytes:
         if self._asked.agreement:

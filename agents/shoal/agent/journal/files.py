@@ -58,7 +58,19 @@ class FileJournal:
 
     def _load(self) -> DesiredSet | None:
         content = self._desired.load()
-        return None if content is None else nouns.decode(DesiredSet, content)
+        if content is None:
+            return None
+        try:
+            return nouns.decode(DesiredSet, content)
+        except ShoalError as error:  # a newer version of this program wrote it
+            self._log(
+                "state_unreadable",
+                error=True,
+                code=Code.STATE_CORRUPT,
+                found=str(error.refusal),
+                remedy="the coordinator sends the newest set; cut off, run the version that wrote it",
+            )
+            return None
 
     def _save(self, content: bytes) -> None:
         try:

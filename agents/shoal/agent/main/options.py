@@ -10,6 +10,7 @@ from pathlib import Path
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.units import SIZE, Bytes, parse_quantity
+from shoal.wire import otlp
 
 ROLES = {"node": Role.AGENT, "gateway": Role.GATEWAY}
 LINKS = ("auto", "grpc", "mqtt")
@@ -33,7 +34,8 @@ class Config:
     named; enrol and mqtt (the region's broker) likewise. link: one of LINKS.
 
     publisher_keys: folder of the device's own keys, None for none. token_file: a join token for a machine that is no
-    member yet, which joins as `name`; None: it has joined.
+    member yet, which joins as `name`; None: it has joined. otlp: the collector that spans are sent to, "" for none;
+    trace_ratio: share of the requests that enter here that are traced.
     """
 
     role: Role
@@ -58,6 +60,8 @@ class Config:
     emulate_condition: Path | None = None
     token_file: Path | None = None
     name: str = ""
+    otlp: str = ""
+    trace_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         hosts = {self.grpc.host, self.rest.host, self.token.host, self.front_metrics.host}
@@ -156,6 +160,20 @@ def parser() -> argparse.ArgumentParser:
         help="public keys, NAME.pem each: load no model that none of them signed, whatever the region asks",
     )
 
+    _option(
+        run,
+        "--otlp",
+        default=otlp.endpoint_of(),
+        metavar="http(s)://HOST:PORT",
+        help="OpenTelemetry collector that spans are sent to (OTLP over gRPC); default: OTEL_EXPORTER_OTLP_ENDPOINT's",
+    )
+    _option(
+        run,
+        "--trace-ratio",
+        type=_ratio,
+        default=None,
+        help=f"share of requests that is traced, 0 to 1; default: {otlp.DEFAULT_RATIO:g} with --otlp, else 0",
+    )
     for each in (join, run):
         _option(each, "--name", default="", help="of a node that joins; default: the token's, else its host name")
         each.add_argument(
@@ -201,6 +219,13 @@ def _scale(text: str) -> float:
     if not 0.0 < scale < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a positive number")
     return scale
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0.0 <= ratio <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not between 0 and 1")
+    return ratio
 
 
 def _address(text: str) -> Address:
@@ -252,4 +277,6 @@ def config(parsed: argparse.Namespace) -> Config:
         emulate_condition=parsed.emulate_condition,
         token_file=parsed.token_file,
         name=parsed.name,
+        otlp=parsed.otlp,
+        trace_ratio=otlp.ratio_of(parsed.trace_ratio, parsed.otlp),
     )

@@ -37,6 +37,7 @@ from shoal.types.device import Node, Role
 from shoal.types.units import Seconds
 from shoal.wire import logs
 from shoal.wire.identity import Identity
+from shoal.wire.otlp import collector_of
 from shoal.wire.private import no_dumps
 from shoal.wire.scrape import Guard
 
@@ -59,6 +60,8 @@ def run(config: Config) -> int:
             f"role {config.role}",
             "join with a token for it",
         )
+    if config.otlp:
+        collector_of(config.otlp)  # else the front would say so, which nobody reads
     logs.configure(process="supervisor", keep=config.state_dir / FOLDER / "supervisor.log")
     no_dumps()
     with enrolment.alone(config.state_dir):
@@ -131,6 +134,7 @@ async def _serve(
         sightings=timekeeper,
         membership=membership,
         logs=KeptLogs(config.state_dir),
+        spans=front,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -186,6 +190,8 @@ def _front_config(config: Config, files: Files, identity: Identity) -> FrontConf
         key=str(files.key),
         authority=str(files.ca),
         run_dir=str(config.state_dir / "run"),
+        trace_ratio=config.trace_ratio,
+        otlp=config.otlp,
     )
 
 

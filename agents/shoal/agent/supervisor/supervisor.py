@@ -6,8 +6,9 @@ It waits through the Clock and asyncio only, starts no thread and names no adapt
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from shoal.agent.core import assignment as machine
@@ -16,6 +17,7 @@ from shoal.agent.core import receipt as receipts
 from shoal.agent.core import session as sessions
 from shoal.agent.core.backoff import delay
 from shoal.agent.ports import (
+    Batches,
     Cache,
     Clock,
     Driver,
@@ -33,6 +35,7 @@ from shoal.agent.ports import (
     Session,
     Sightings,
     Signer,
+    Spans,
     Workers,
 )
 from shoal.agent.supervisor.gauges import Gauges
@@ -41,6 +44,8 @@ from shoal.types.assignment import DesiredSet, Observed, Trust, Version
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Device, Node, Reading
 from shoal.types.link import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
     Hello,
     Lease,
     LogLines,
@@ -50,6 +55,8 @@ from shoal.types.link import (
     ProbeNow,
     Receipts,
     Refused,
+    SpansAsked,
+    SpansFound,
     ToAgent,
     Welcome,
 )
@@ -58,8 +65,8 @@ from shoal.types.units import Elapsed, Seconds, Wall
 
 EVENTS_KEPT = 256
 """Events that wait for a link; the oldest go first."""
-LOGS_ASKED = 4
-"""Readings of the log that may be under way at once; who asks for more gets no answer, and asks again."""
+QUESTIONS = 4
+"""Of the log, or of a trace, that may be under way at once; who asks for more gets no answer, and asks again."""
 STATUSES_REMEMBERED = 32
 """A lease that answers an older one extends nothing."""
 WALL_STEP_S = 0.5
@@ -94,6 +101,8 @@ class Snapshot:
     observed: tuple[Observed, ...]
     readings: tuple[Reading, ...]
     front: FrontStats
+    batches: Mapping[str, Batches] = field(default_factory=dict)
+    """By assignment."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,9 +143,10 @@ class Supervisor:
         sightings: Sightings | None = None,
         membership: Membership | None = None,
         logs: Logs | None = None,
+        spans: Spans | None = None,
     ) -> None:
         """node: all but its devices, which the drivers tell. nonce: a fresh secret each time. sightings: None for a
-        run that is always the first. membership: None where certificates are not looked at. logs:
+        run that is always the first. membership: None where certificates are not looked at. logs, spans:
         None where nothing is kept."""
         self._settings = settings
         self._node = node
@@ -163,8 +173,9 @@ class Supervisor:
         self._sight: partition.Sight = partition.CutOff(clock.now() if heard is None else heard)
         self._events: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
         self._logs = logs
-        self._logs_read: deque[LogLines] = deque(maxlen=LOGS_ASKED)
-        self._logs_reading = 0
+        self._spans = spans
+        self._answers: deque[LogLines | SpansFound] = deque(maxlen=QUESTIONS)
+        self._answering = 0
         self._epoch_wall = Seconds(clock.wall() - clock.now())
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -396,14 +407,17 @@ class Supervisor:
         for name in self._gauges.back():
             self._probes |= {device.name: device for device in self._node.devices if device.name == name}
             self._unprobed.set()
+        observed = self._replicas.observed(self._epoch_wall)
+        stats = {each.assignment: self._gauges.worker(each.assignment) for each in observed}
         return Snapshot(
             linked=self._open is not None,
             epoch=self._open.welcome.epoch if self._open else 0,
             version=self._desired.version if self._desired else None,
             devices=self._node.devices,
-            observed=self._replicas.observed(self._epoch_wall),
+            observed=observed,
             readings=tuple(reading for reading in readings if reading is not None),
             front=self._gauges.front,
+            batches={name: each.batches for name, each in stats.items() if each is not None},
         )
 
     async def _report(self, link: _Open, snapshot: Snapshot) -> None:
@@ -436,8 +450,8 @@ class Supervisor:
             if self._events:
                 events, self._events = tuple(self._events), deque(maxlen=EVENTS_KEPT)
                 await link.session.send(NodeEvents(events))
-            while self._logs_read:
-                await link.session.send(self._logs_read.popleft())
+            while self._answers:
+                await link.session.send(self._answers.popleft())
         except ShoalError:
             link.unshown = link.unshown or not link.reported.is_set()
             link.reported.set()
@@ -458,7 +472,8 @@ class Supervisor:
                 node=self._node,
                 nonce=self._nonce(),
                 holds=self._desired.version if self._desired else None,
-                protocol=sessions.PROTOCOL,
+                protocol=OLDEST_PROTOCOL,
+                newest=PROTOCOL,
                 sent_at=self._clock.wall(),
                 proof=self._desired.proof if self._desired else b"",
             )
@@ -536,21 +551,31 @@ class Supervisor:
             case Lease():
                 self._extend(link, message)
             case LogsAsked():
-                if self._logs is not None and self._logs_reading < LOGS_ASKED:
-                    self._spawn(self._read_logs(self._logs, message), "logs")
+                if self._logs is not None:
+                    self._answer(partial(self._logs.read, message))
+            case SpansAsked():
+                if self._spans is not None:
+                    self._answer(partial(self._spans.spans, message))
             case Refused():
                 self._log("message_refused", error=True, refusal=str(message.refusal))
             case Welcome():
                 self._log("unexpected_welcome", error=True)
 
-    async def _read_logs(self, logs: Logs, asked: LogsAsked) -> None:
-        """Told with the next status, which comes at once."""
-        self._logs_reading += 1
-        try:
-            self._logs_read.append(await logs.read(asked))
-        finally:
-            self._logs_reading -= 1
-        self._changed.set()
+    def _answer(self, read: Callable[[], Awaitable[LogLines | SpansFound]]) -> None:
+        """Told with the next status, which comes at once; not at all where it cannot be read."""
+
+        async def answer() -> None:
+            try:
+                self._answers.append(await read())
+            except ShoalError as error:
+                self._log("question_not_answered", error=True, refusal=str(error))
+            finally:
+                self._answering -= 1
+            self._changed.set()
+
+        if self._answering < QUESTIONS:
+            self._answering += 1
+            self._spawn(answer(), "answer")
 
     def _judge(self, link: _Open, offered: DesiredSet) -> None:
         newest = self._offered or self._desired
@@ -586,6 +611,8 @@ class Supervisor:
                 await self._clock.sleep(wakes_in)
             try:
                 receipt = replace(await self._workers.probe(device), node=self._node.name)
+                if (refusal := receipts.unsteady(receipt)) is not None:
+                    raise ShoalError(refusal)
                 signed = self._signer.sign_receipt(receipt)
                 self._gauges.measured(name)
                 self._receipts = receipts.with_new(self._receipts, signed)

@@ -1,11 +1,14 @@
 """Prometheus metrics of one agent, made from the supervisor's last snapshot and served with mTLS."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shoal.agent.ports import BATCHES
 from shoal.agent.supervisor import Snapshot
 from shoal.types.assignment import Observed, Phase
 from shoal.types.codes import Code, refuse
@@ -28,6 +31,7 @@ class AgentCollector(Collector):
         yield from _assignments(now.observed)
         yield from _devices(now)
         yield from _service(now.observed)
+        yield _batches(now)
         ingress = CounterMetricFamily(
             "shoal_agent_ingress_requests",
             "requests that entered the region here, by how they ended",
@@ -101,10 +105,25 @@ def _service(observed: tuple[Observed, ...]) -> Iterator[Metric]:
             requests.add_metric(key, served.requests)
             errors.add_metric(key, served.errors)
             missed.add_metric(key, served.pace_missed)
-            joules.add_metric((*key, served.energy_source), served.joules)
+            if not math.isnan(served.joules):  # or no sum would know any
+                joules.add_metric((*key, served.energy_source), served.joules)
             latency.add_metric((*key, "0.5"), served.latency_p50_s)
             latency.add_metric((*key, "0.95"), served.latency_p95_s)
     yield from (requests, errors, missed, joules, latency)
+
+
+def _batches(now: Snapshot) -> Metric:
+    family = HistogramMetricFamily(
+        "shoal_agent_batch_size",
+        "inputs that an answered request brought: the length of its first axis, where the model leaves that open",
+        labels=("assignment", "tenant", "workload", "device"),
+    )
+    bounds = (*map(str, BATCHES), "+Inf")
+    for each in now.observed:
+        if (batches := now.batches.get(each.assignment)) is not None:
+            counts = map(float, itertools.accumulate(batches.counts))
+            family.add_metric(_labels(each), list(zip(bounds, counts, strict=True)), batches.inputs)
+    return family
 
 
 def _labels(each: Observed) -> tuple[str, str, str, str]:

@@ -5,11 +5,11 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from typing import Any, Final, TypeVar
 
-from shoal.agent.ports import Pace
+from shoal.agent.ports import NO_BATCHES, Batches, Pace
 from shoal.types.assignment import Measured, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.profile import TensorSpec
@@ -105,6 +105,7 @@ class WorkerStatus:
     served: tuple[Served, ...]
     loaded: Loaded | None
     refusal: Refusal | None
+    batches: Batches = NO_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,9 @@ def _text(value: object) -> str:
 
 
 def unpack(kind: type[T], payload: bytes) -> T:
-    """The inverse of `pack`, checked. Raises ShoalError(MESSAGE_INVALID)."""
+    """The inverse of `pack`, checked; what an older program does not say yet is as by default.
+
+    Raises ShoalError(MESSAGE_INVALID)."""
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -163,7 +166,10 @@ def _read(kind: Any, value: Any) -> Any:
         return {_read(parts[0], key): _read(parts[1], item) for key, item in value.items()}
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        values = {field.name: _read(hints[field.name], value[field.name]) for field in fields(kind)}
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r:.40} is no {kind}")
+        said = (field for field in fields(kind) if field.name in value or field.default is MISSING)
+        values = {field.name: _read(hints[field.name], value[field.name]) for field in said}
         return typing.cast(Any, kind)(**values)
     if kind is bytes:
         return base64.b64decode(value, validate=True)

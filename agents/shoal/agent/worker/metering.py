@@ -1,11 +1,13 @@
 """Service of one replica by origin of its requests: counts, errors, latency, busy time, joules."""
 
+import bisect
 import math
 import threading
 from typing import Final
 
+from shoal.agent.core.histogram import Histogram
+from shoal.agent.ports import BATCHES, Batches
 from shoal.agent.worker.energy import Energy
-from shoal.agent.worker.histogram import Histogram
 from shoal.types.assignment import Served
 from shoal.types.units import Joules, Seconds
 
@@ -29,11 +31,18 @@ class Metering:
     def __init__(self, energy: Energy) -> None:
         self._energy = energy
         self._accounts: dict[str, _Account] = {}
+        self._batches = [0] * (len(BATCHES) + 1)
+        self._inputs = 0
         self._lock = threading.Lock()
 
-    def answered(self, origin: str, latency_s: float, busy_s: float, *, pace_missed: bool = False) -> None:
-        """latency_s: from arrival to answer; busy_s: the device's part of it. An emulated device's own time."""
+    def answered(
+        self, origin: str, latency_s: float, busy_s: float, *, pace_missed: bool = False, batch: int = 1
+    ) -> None:
+        """latency_s: from arrival to answer; busy_s: the device's part of it. An emulated device's own time. batch: how
+        many inputs it brought."""
         with self._lock:
+            self._batches[bisect.bisect_left(BATCHES, batch)] += 1
+            self._inputs += batch
             account = self._account(origin)
             account.requests += 1
             account.busy_s += busy_s
@@ -47,6 +56,10 @@ class Metering:
             account.requests += 1
             account.errors += ours
             account.busy_s += busy_s
+
+    def batches(self) -> Batches:
+        with self._lock:
+            return Batches(tuple(self._batches), self._inputs)
 
     def served(self) -> tuple[Served, ...]:
         with self._lock:

@@ -3,7 +3,7 @@
 import threading
 from typing import Final
 
-from shoal.agent.worker.histogram import Histogram
+from shoal.agent.core.histogram import Histogram
 
 LEAST_S: Final = 1.5
 FACTOR: Final = 4.0

@@ -51,7 +51,9 @@ from shoal.types.units import Seconds
 _log = structlog.get_logger(__name__)
 
 _STATUS_S: Final = 2.0
-_SPARE_RETRY_S: Final = 2.0
+_SPARE_RETRY_S: Final = Seconds(2.0)
+_SPARE_REST_S: Final = Seconds(15.0)
+"""After a start that nobody waited for: the next spare takes a core for a second, which a move has better use for."""
 _ASIDE_S: Final = Seconds(15.0)
 """A process that nobody waits for steps aside for so long at most: on a busy machine it would never get ready."""
 
@@ -241,7 +243,10 @@ class ProcessWorkers:
         except OSError as error:
             await self._give_up(assignment.id, Refusal(Code.LOAD_FAILED, str(error), "a worker process", "see the log"))
         finally:
-            self._keep_spare()
+            if _has_time(assignment):
+                self._task(self._later_spare(_SPARE_REST_S))
+            else:
+                self._keep_spare()
 
     async def _load(self, replica: _Replica, order: LoadOrder) -> None:
         client = replica.process.client
@@ -318,7 +323,7 @@ class ProcessWorkers:
         if process is self._spare:
             self._spare = None
             _log.warning("spare_worker_exited", worker=process.name, why=str(process.judge(oom=False)[1]))
-            self._task(self._later_spare())
+            self._task(self._later_spare(_SPARE_RETRY_S))
         held = {name: replica for name, replica in self._replicas.items() if replica.process is process}
         if not held:
             return
@@ -380,7 +385,7 @@ class ProcessWorkers:
         for status in report.held:
             replica = self._replicas.get(status.assignment)
             if replica is not None and replica.process is process and replica.ready is not None:
-                replica.stats = WorkerStats(status.assignment, status.in_flight, status.served)
+                replica.stats = WorkerStats(status.assignment, status.in_flight, status.served, status.batches)
 
     # the spare worker
 
@@ -429,8 +434,8 @@ class ProcessWorkers:
             await process.end()
             raise
 
-    async def _later_spare(self) -> None:
-        await self._clock.sleep(Seconds(_SPARE_RETRY_S))
+    async def _later_spare(self, after: Seconds) -> None:
+        await self._clock.sleep(after)
         self._keep_spare()
 
     # what a worker is told

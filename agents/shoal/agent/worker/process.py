@@ -90,7 +90,8 @@ class WorkerProcess:
         on_exit: Callable[["WorkerProcess"], None],
     ) -> Self:
         """Raises OSError. The nonce goes through standard input: arguments and environment can be read by others. It
-        waits for that, and is in its group by then."""
+        waits for that, and is in its group by then. In the supervisor's session: Linux weighs sessions against each
+        other, whatever the priorities in them (sched(7), autogroup), and nobody could step aside for another."""
         name, nonce = f"{WORKER}{secrets.token_hex(4)}", secrets.token_hex(16)
         command = [sys.executable, "-P", "-m", "shoal.agent.worker.main"]
         command += ["--socket", str(folder / f"{name}.sock"), "--models", str(models)]
@@ -103,7 +104,7 @@ class WorkerProcess:
                 stderr=log,
                 env={key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
                 cwd="/",
-                start_new_session=True,
+                process_group=0,
             )
         assert popen.stdin is not None
         group = _grouped(groups, name, popen.pid)

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from shoal.agent.core.verification import Compared
 from shoal.agent.frames import FrameServer, Handler, Message
-from shoal.agent.ports import Pace
+from shoal.agent.ports import NO_BATCHES, Pace
 from shoal.agent.worker import isolation
 from shoal.agent.worker.compare import compare
 from shoal.agent.worker.draw import draw
@@ -44,12 +44,13 @@ from shoal.agent.worker.pace import device_seconds, elements, turn
 from shoal.agent.worker.patience import Patience
 from shoal.agent.worker.probe import probe
 from shoal.agent.worker.process import EXIT_STUCK
-from shoal.agent.worker.tensors import ask, decode, decode_answer, encode, requested
+from shoal.agent.worker.tensors import ask, batch_of, decode, decode_answer, encode, requested
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.assignment import Measured
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import EnergySource
 from shoal.types.migration import Tolerance
+from shoal.types.trace import read_traceparent
 from shoal.types.units import Bytes, Joules, Seconds
 from shoal.v1 import witness_pb2
 from shoal.wire import nouns
@@ -70,7 +71,9 @@ _CLIENTS_FAULT: Final = frozenset({Code.INVALID_ARGUMENT, Code.TOO_LARGE, Code.U
 class _Job:
     """One request on its way through a runner."""
 
-    def __init__(self, payload: bytes, origin: str, arrived: float, deadline: float, *, metered: bool) -> None:
+    def __init__(
+        self, payload: bytes, origin: str, arrived: float, deadline: float, *, metered: bool, trace: str = ""
+    ) -> None:
         self.payload = payload
         self.origin = origin
         self.metered = metered
@@ -81,6 +84,10 @@ class _Job:
         """The caller is gone, or its deadline."""
         self.running: tuple[float, int] | None = None
         """Since when it is in the runtime, and its size in elements. Written by the runner's thread."""
+        self.trace = trace
+        """`traceparent` of a request that is traced; empty of nearly all."""
+        self.stages: dict[str, float] | None = {"arrive": arrived} if trace else None
+        """When each ended, of a request that is traced; and its batch."""
         self.stuck = False
         """It ran for longer than anybody should have to wait, and was told to terminate."""
 
@@ -181,7 +188,8 @@ class Replica:
         now = self._clock()
         left = message.header.get("deadline_s")
         deadline = now + (min(float(left), MAX_RUN_S) if isinstance(left, int | float) else MAX_RUN_S)
-        job = _Job(message.payload, str(message.header.get("origin", "")), now, deadline, metered=metered)
+        origin, trace = str(message.header.get("origin", "")), str(message.header.get("trace", ""))
+        job = _Job(message.payload, origin, now, deadline, metered=metered, trace=trace)
         self._inside += 1
         if self._inside == 1:
             self._rests.clear()
@@ -199,7 +207,7 @@ class Replica:
         finally:
             if not future.done():
                 self._end(future, job)
-        return Message("answer", {}, payload)
+        return Message("answer", {} if job.stages is None else {"stages": job.stages}, payload)
 
     def close(self) -> None:
         """Ends what is in flight; takes nothing more."""
@@ -224,7 +232,10 @@ class Replica:
             since, size = running
             limit_s = self._patience.limit_s(size)
             if now - since >= limit_s and not job.stuck:
-                _log.warning("run_too_long", assignment=self._order.assignment, seconds=round(now - since, 3))
+                parent = read_traceparent(job.trace)
+                traced = {"trace_id": parent.trace} if parent is not None else {}
+                seconds = round(now - since, 3)
+                _log.warning("run_too_long", assignment=self._order.assignment, seconds=seconds, **traced)
                 job.stuck = True
                 job.options.terminate = True
             elif now - since >= limit_s + self._patience.grace_s(size):
@@ -242,6 +253,7 @@ class Replica:
     def _run(self, job: _Job) -> bytes:
         """In a runner thread. Meters the request, whatever becomes of it."""
         busy_s = 0.0
+        self._stage(job, "queue")
         try:
             if job.ended.is_set() or self._clock() >= job.deadline:
                 raise _late()
@@ -250,7 +262,9 @@ class Replica:
             names = requested(request, self._engine.outputs)
             shapes = {name: feed.shape for name, feed in feeds.items()}
             size = elements(shapes)
+            self._stage(job, "decode")
             with turn(self._order.slots):
+                self._stage(job, "wait")
                 start = time.perf_counter()
                 job.running = self._clock(), size
                 try:
@@ -260,7 +274,9 @@ class Replica:
                 real_s = time.perf_counter() - start
                 self._patience.ran(size, real_s)
                 busy_s, missed = self._keep_pace(job, real_s, shapes)
+                self._stage(job, "run")
             answer = encode(request, outputs).SerializeToString()
+            self._stage(job, "encode")
         except ShoalError as error:
             found = self._too_long() if job.stuck else error
             code = Code.DEADLINE_EXCEEDED if job.ended.is_set() else found.code
@@ -273,9 +289,17 @@ class Replica:
             told = f"{type(error).__name__}: {error}"[:300]
             raise refuse(Code.INVALID_ARGUMENT, told, "a ModelInferRequest", "send a well-formed request") from error
         latency_s = (self._clock() - job.arrived) / self._scale
+        batch = batch_of(self._engine.inputs, shapes)
+        if job.stages is not None:
+            job.stages["batch"] = batch
         if job.metered:
-            self.metering.answered(job.origin, latency_s, busy_s, pace_missed=missed)
+            self.metering.answered(job.origin, latency_s, busy_s, pace_missed=missed, batch=batch)
         return answer
+
+    def _stage(self, job: _Job, name: str) -> None:
+        """It ends now."""
+        if job.stages is not None:
+            job.stages[name] = self._clock()
 
     def _too_long(self) -> ShoalError:
         return refuse(
@@ -314,6 +338,7 @@ class _Held:
             served=replica.metering.served() if replica else (),
             loaded=replica.loaded if replica else None,
             refusal=self.refusal,
+            batches=replica.metering.batches() if replica else NO_BATCHES,
         )
 
 

@@ -138,6 +138,13 @@ def encode(request: oip.ModelInferRequest, outputs: Mapping[str, Array]) -> oip.
     return response
 
 
+def batch_of(inputs: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many inputs a request of these shapes brings: the length of the first axis of the first input whose first
+    axis the model leaves open; 1 where it leaves none open."""
+    open_ended = (spec.name for spec in inputs if spec.shape and spec.shape[0] < 0)
+    return next((shapes[name][0] for name in open_ended if shapes.get(name)), 1)
+
+
 def ask(feeds: Mapping[str, Array]) -> oip.ModelInferRequest:
     """A request with these inputs, as raw contents, that `decode` takes."""
     request = oip.ModelInferRequest()

@@ -13,6 +13,7 @@ from shoal.cli.render.plan import show_plan
 from shoal.cli.render.resources import show
 from shoal.client import Contexts
 from shoal.devstack.control import Control
+from shoal.devstack.layout import Asked
 from shoal.v1 import operator_pb2
 
 
@@ -82,7 +83,7 @@ def demo(as_json: bool, keep: bool, data_dir: Path | None, link: str) -> None:
         seconds = ", ".join(f"{name} {value:g}s" for name, value in report.seconds.items())
         line(f"{len(report.checks) - len(failed)} expectations held, {len(failed)} failed  ({seconds})", "bold")
         if keep:
-            show_up(control.up(4, lambda text: None, link=link))
+            show_up(control.up(Asked(link=link), lambda text: None))
         else:
             line("everything is stopped and nothing is left behind")
     if not report.ok:

@@ -76,18 +76,8 @@ def up(
 ) -> None:
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
     control = Control(data_dir)
-    show_up(
-        control.up(
-            agents,
-            lambda text: line(f"  {text}", "dim"),
-            region=name,
-            link=link,
-            regions=regions,
-            federation=federation_replicas,
-            store=store,
-            coordinators=coordinators,
-        )
-    )
+    asked = layout.Asked(name, agents, link, regions, federation_replicas, store, coordinators=coordinators)
+    show_up(control.up(asked, lambda text: line(f"  {text}", "dim")))
 
 
 def show_up(found: Up) -> None:

@@ -1,6 +1,7 @@
 """`shoal infer`: one request through the gateway."""
 
 import json
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import click
 import numpy as np
 
 from shoal.cli.options import chosen, connection, output, tenant
-from shoal.cli.render.output import emit, table
+from shoal.cli.render.output import emit, note, table
 from shoal.client import Context, Inference, Region
 from shoal.client.inference import DTYPES
 from shoal.types.codes import Code, refuse
+from shoal.types.trace import TraceParent
 
 
 @click.command()
@@ -26,17 +28,29 @@ from shoal.types.codes import Code, refuse
 )
 @click.option("--save", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--gateway", default="", metavar="HOST:PORT", help="REST address. [default: the region's]")
+@click.option("--trace", "traced", is_flag=True, help="Have its spans kept, for `shoal trace`; as an operator.")
 @tenant
 @connection
 @output
 def infer(
-    workload: str, source: Path, save: Path | None, gateway: str, tenant: str, context: str, region: str, output: str
+    workload: str,
+    source: Path,
+    save: Path | None,
+    gateway: str,
+    traced: bool,
+    tenant: str,
+    context: str,
+    region: str,
+    output: str,
 ) -> None:
     """Send one request for WORKLOAD through the gateway and show the answer."""
     target = replace(chosen(context, region), tenant=tenant)
+    parent = TraceParent(secrets.token_hex(16), secrets.token_hex(8), sampled=True) if traced else None
     with Inference(target, gateway or gateway_of(target)) as client:
         inputs = _read(source, client, workload)
-        answer = client.infer(workload, inputs)
+        if parent is not None:
+            note(f"its spans: shoal trace {parent.trace}")
+        answer = client.infer(workload, inputs, traceparent=str(parent or ""))
     if save is not None:
         np.savez(save, allow_pickle=False, **answer.outputs)
     if output in ("json", "yaml"):

@@ -6,6 +6,7 @@ import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -54,9 +55,10 @@ def support_bundle(file: Path, documents: bool, context: str, region: str) -> No
 def _parts(api: Region, *, documents: bool) -> Iterator[tuple[str, str]]:
     """Names and texts. What cannot be had says why, in its place: a bundle is made when things are broken."""
     nodes: list[str] = []
+    diagnosed = cache(api.diagnostics)
 
     def own() -> str:
-        found = api.diagnostics()
+        found = diagnosed()
         said = {"shoal": version("shoal"), "versions": dict(found.versions), "flags": redacted_flags(found.config)}
         return json.dumps(said, indent=1, sort_keys=True)
 
@@ -73,7 +75,7 @@ def _parts(api: Region, *, documents: bool) -> Iterator[tuple[str, str]]:
     wanted: dict[str, Callable[[], str]] = {
         "coordinator.json": own,
         "doctor.json": lambda: json.dumps([as_data(check) for check in api.doctor().checks], indent=1),
-        "metrics.txt": lambda: api.diagnostics().metrics,
+        "metrics.txt": lambda: diagnosed().metrics,
         "logs/coordinator.log": lambda: _lines(api, ""),
         **{f"get/{kind}.json": listing(kind) for kind in kinds},
     }

@@ -4,7 +4,7 @@ import click
 
 from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
-from shoal.cli.render.output import emit, line
+from shoal.cli.render.output import emit, note
 from shoal.types.units import DURATION, parse_quantity
 
 
@@ -27,11 +27,11 @@ def token() -> None:
 @connection
 @output
 def create(role: str, name: str, valid: str, context: str, region: str, output: str) -> None:
-    """Make a token; it is shown once and kept as a hash only."""
+    """Make a token; it is shown once, alone on standard output, and kept as a hash only."""
     with connected(context, region) as api:
         reply = api.create_token(role, name, parse_quantity(valid, DURATION))
     if output in ("json", "yaml"):
         emit(as_data(reply), output)
     else:
         print(reply.token)
-        line(f"valid for {valid}, {'many uses' if role == 'bearer' else 'one use'}; id {reply.id}", "dim")
+        note(f"valid for {valid}, {'many uses' if role == 'bearer' else 'one use'}; id {reply.id}")

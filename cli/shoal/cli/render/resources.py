@@ -237,6 +237,7 @@ _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
         ),
         ("REASON", lambda row: reason(row.reason)),
         ("SEEN", lambda row: when(row.last_seen)),
+        ("+VERSION", lambda row: row.node.agent_version),
         ("+EPOCH", lambda row: str(row.epoch)),
         ("+DESIRED", lambda row: str(row.desired.generation)),
         ("+OBSERVED", lambda row: str(row.observed.generation)),

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from shoal.coordinator.api.audit import AuditTrail
 from shoal.coordinator.controllers.region import Region
+from shoal.types.codes import Code, refuse
 from shoal.v1 import operator_pb2
 from shoal.wire.identity import identity_of_context
 
@@ -26,7 +27,14 @@ async def logs(
 ) -> AsyncIterator[operator_pb2.LogsReply]:
     """region: None for a coordinator that has no nodes. Raises ShoalError(NODE_UNKNOWN | NODE_LOST | ..)."""
     await audit.note(identity_of_context(context).uri, "Logs", request.node or "coordinator", "")
-    if request.node and region is not None:
+    if request.node:
+        if region is None:
+            raise refuse(
+                Code.NODE_UNKNOWN,
+                f"a federation, which has no node {request.node:.64}",
+                "a region's coordinator",
+                "use the context of its region: --context, or --region",
+            )
         region.fleet.check_connected(request.node)
         pages = region.logs.read(request.node, request.lines, follow=request.follow)
     else:

@@ -275,6 +275,10 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         async for reply in logs(self._region, self._own, self._audit, request, context):
             yield reply
 
+    async def Trace(self, request: operator_pb2.TraceRequest, context: Any) -> operator_pb2.TraceReply:
+        found = await self._region.traces.find(request.id)
+        return operator_pb2.TraceReply(trace=found.trace, spans=map(to_wire, found.spans), silent=found.silent)
+
     async def GetDiagnostics(
         self, request: operator_pb2.GetDiagnosticsRequest, context: Any
     ) -> operator_pb2.GetDiagnosticsReply:

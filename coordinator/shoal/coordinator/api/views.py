@@ -359,14 +359,15 @@ def agreement_views(
 ) -> Iterable[operator_pb2.AgreementView]:
     """trades: what others run, or are awarded. deals: what this region runs for others. seen: what its gateways counted
     under an agreement."""
-    for view in _agreements(trades, deals, now):
+    for view in agreements(trades, deals, now):
         view.delivered.CopyFrom(to_wire(seen(view.agreement)))
         yield view
 
 
-def _agreements(
+def agreements(
     trades: Mapping[WorkloadKey, Trade], deals: Iterable[State], now: Elapsed
 ) -> Iterable[operator_pb2.AgreementView]:
+    """As `agreement_views`, without what was counted."""
     for key, trade in sorted(trades.items()):
         match trade.phase:
             case Awarding(offer=offer, award=award, until=until):

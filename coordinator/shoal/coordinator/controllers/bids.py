@@ -6,7 +6,7 @@ does, so that nothing is promised that a step gives away meanwhile.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -167,6 +167,7 @@ class BidsController:
         self._standings = Standings()
         self._judged: Catalog | None = None
         self._drains_until = Elapsed(-math.inf)
+        self._earned_at = clock.now()
         self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
         self._lent = LentModels(models, lambda: workloads.catalog, peers, clock, meter, unfit=self._end_at_once)
         self._notices: dict[str, asyncio.Task[None]] = {}
@@ -191,11 +192,20 @@ class BidsController:
     # -- ports.PeerEvents ---------------------------------------------------------------------------------------------
 
     async def bid(self, asked: Heard[Solicitation]) -> Answer:
+        told = await self._bid(asked)
+        if isinstance(told, Decline):
+            kind, code = "decline", str(told.refusal.code)
+        else:
+            kind, code = "counter" if told.is_counter else "offer", ""
+        self._meter.count("bids", answer=kind, code=code, indicative=str(asked.what.indicative).lower())
+        return told
+
+    async def _bid(self, asked: Heard[Solicitation]) -> Answer:
         what = asked.what
         self._judge(asked, what.origin, SOLICITATION_BYTES)
         bucket = self._solicited.of(asked.by, self._clock.now())
         if not bucket.allows(self._clock.now()):
-            self._meter.count("solicitations_refused", region=asked.by)
+            self._meter.count("solicitations_refused", counterpart=asked.by)
             raise refuse(
                 Code.OVERLOADED, f"too many solicitations of {asked.by}", f"{SOLICITED_PER_S:g} a second", "ask less"
             )
@@ -310,6 +320,7 @@ class BidsController:
         """Ends what is over, gives notice of what may not be any more, fetches models. Called often; never waits for
         the network. What the store does not take is tried again."""
         now = self._clock.now()
+        self._earn(now)
         due = [name for name, deal in self._deals.items() if now >= _ends(deal.state)]
         unfit = self._unfit()
         if due or unfit or self._unsure:
@@ -355,6 +366,10 @@ class BidsController:
     def states(self) -> Mapping[str, State]:
         """By bid."""
         return {name: deal.state for name, deal in self._deals.items()}
+
+    @property
+    def deals(self) -> Collection[Deal]:
+        return self._deals.values()
 
     # -- transitions --------------------------------------------------------------------------------------------------
 
@@ -460,7 +475,7 @@ class BidsController:
         wasted = min(1.0, (now - since) / self._terms.hold_s) if isinstance(after, hold.Gone) else 0.0
         origin = before.offer.origin
         if wasted >= 1.0:
-            self._meter.count("holds_unclaimed", region=origin)
+            self._meter.count("holds_unclaimed", counterpart=origin)
         known = {**self._standings.of, origin: standing.after(self._standings.of.get(origin), wasted, now)}
         oldest = min(known, key=lambda each: known[each].at) if len(known) > REGIONS_MOST else None
         return Standings({region: each for region, each in known.items() if region != oldest})
@@ -568,6 +583,14 @@ class BidsController:
         agreement = hold.name_of(deal.state)
         report = delivered(self._fleet(), agreement, self._workloads.hosts(WorkloadKey(GUESTS, agreement)))
         return replace(report, cost_usd=deal.offer.cost * hours)
+
+    def _earn(self, now: Elapsed) -> None:
+        """What the time since the last look has brought, at the prices that were bid."""
+        hours = (now - self._earned_at) / 3600
+        self._earned_at = now
+        for deal in self._open.values():
+            if isinstance(deal.state, Granted | Stopping) and math.isfinite(deal.offer.cost):
+                self._meter.add("earned_usd", deal.offer.cost * hours, counterpart=deal.offer.origin)
 
     def _judge(self, heard: Heard[Any], named: str, most: int = MESSAGE_BYTES) -> None:
         """named: who says it, by what is said."""

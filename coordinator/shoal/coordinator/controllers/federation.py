@@ -21,6 +21,7 @@ from shoal.coordinator.core.federation.rules import (
 )
 from shoal.coordinator.core.federation.shortlist import shortlist
 from shoal.coordinator.core.negotiation import standing
+from shoal.coordinator.core.negotiation.spans import carried
 from shoal.coordinator.core.negotiation.standing import Askers
 from shoal.coordinator.ports import (
     Candidates,
@@ -31,6 +32,7 @@ from shoal.coordinator.ports import (
     Meter,
     StaleRevision,
     Store,
+    Traces,
     Transaction,
 )
 from shoal.types.agreement import Delivered, ReportContent
@@ -80,8 +82,9 @@ class FederationController:
         candidates: Candidates,
         *,
         kept: int = COPIES_KEPT,
+        traces: Traces | None = None,
     ) -> None:
-        """kept: of each region's ledger, so many entries."""
+        """kept: of each region's ledger, so many entries. traces: who is told of what was solicited, if anybody."""
         self._name = name
         self._store = store
         self._events = events
@@ -89,6 +92,7 @@ class FederationController:
         self._meter = meter
         self._candidates = candidates
         self._kept = kept
+        self._traces = traces
         self._book = Book()
         self._revision = 0
         self._solicited = Buckets(SOLICITED_BURST, SOLICITED_PER_S, REGIONS_MOST)
@@ -186,8 +190,13 @@ class FederationController:
         self._spend(heard.by, believed)
         asked = shortlist(solicitation, self.directory().members, standing=believed)
         self._meter.count("solicitations", indicative=str(solicitation.indicative).lower())
-        answers = await asyncio.gather(*(self._ask(member, heard.evidence, solicitation) for member in asked))
-        return tuple(answer for answer in answers if answer is not None)
+        began = self._clock.wall()
+        heard_of = await asyncio.gather(*(self._ask(member, heard.evidence, solicitation) for member in asked))
+        answers = tuple(answer for answer in heard_of if answer is not None)
+        if self._traces is not None and self._traces.wanted and not solicitation.indicative:
+            wall = self._clock.wall()
+            self._traces.told((carried(solicitation, self._name, len(asked), len(answers), began, wall),))
+        return answers
 
     async def reported(self, heard: Heard[ReportContent]) -> int:
         """The first ledger entry that is lacking.
@@ -257,13 +266,13 @@ class FederationController:
         """Of what a region may ask. believed: its standing."""
         bucket = self._solicited.of(region, self._clock.now())
         if not bucket.allows(self._clock.now()):
-            self._meter.count("solicitations_refused", region=region)
+            self._meter.count("solicitations_refused", counterpart=region)
             limit = f"{SOLICITED_PER_S * believed:g} a second at a standing of {believed:.2f}"
             raise refuse(Code.OVERLOADED, f"too many solicitations of {region}", limit, "ask less; award what is held")
         bucket.spend(self._clock.now(), 1 / believed)
 
     def _broken(self, region: str, entry: LedgerEntry) -> ShoalError:
-        self._meter.count("ledgers_broken", region=region)
+        self._meter.count("ledgers_broken", counterpart=region)
         return refuse(
             Code.LEDGER_BROKEN,
             f"entry {entry.sequence} of {region} does not follow from the one before it",

@@ -32,12 +32,23 @@ from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Sto
 from shoal.types.assignment import Observed, Phase, Status
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Node, Role
-from shoal.types.link import Hello, Lease, LogLines, NodeEvents, Receipts, Reported, Welcome
+from shoal.types.link import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Hello,
+    Lease,
+    LogLines,
+    NodeEvents,
+    Receipts,
+    Reported,
+    SpansFound,
+    Welcome,
+    spoken,
+)
 from shoal.types.receipt import Receipt, SignedReceipt
 from shoal.types.units import Elapsed, Wall, show_seconds
 from shoal.wire import nouns
 
-PROTOCOL: Final = 1
 NODES: Final = "nodes/"
 RECEIPTS: Final = "receipts/"
 TWIN_BEATS: Final = 2
@@ -85,10 +96,10 @@ class FleetController:
         meter: Meter,
         changed: Callable[[], None],
         greeted: Callable[[Hello], Awaitable[None]],
-        logged: Callable[[str, LogLines], None],
+        answered: Callable[[str, LogLines | SpansFound], None],
     ) -> None:
         """changed: called when something happened that placement or routes may depend on. greeted: before a hello is
-        answered; raises ShoalError where it cannot be. logged: what a node answers of its log."""
+        answered; raises ShoalError where it cannot be. answered: a node did, what it was asked."""
         self._fleet = Fleet()
         self._beaten: dict[str, NodeState] = {}
         """Nodes that were heard since somebody last looked at the fleet: newer than theirs in `_fleet`."""
@@ -103,7 +114,7 @@ class FleetController:
         self._meter = meter
         self._changed = changed
         self._greeted = greeted
-        self._logged = logged
+        self._answered = answered
         self._revisions: dict[str, int] = {}
         self._peers: dict[str, str] = {}
         self._doubts: dict[str, _Doubt] = {}
@@ -153,11 +164,11 @@ class FleetController:
                 f"{role} {node}, as in its certificate",
                 "a node speaks for itself only",
             )
-        if hello.protocol != PROTOCOL:
+        if (protocol := spoken(hello)) is None:
             return Refusal(
                 Code.NOT_SUPPORTED_YET,
-                f"protocol {hello.protocol}",
-                f"protocol {PROTOCOL}",
+                f"protocol {hello.protocol} to {max(hello.protocol, hello.newest)}",
+                f"protocol {OLDEST_PROTOCOL} to {PROTOCOL}",
                 "upgrade the older of the two",
             )
         try:
@@ -198,7 +209,13 @@ class FleetController:
         self._doubts.pop(node, None)
         self._changed()
         return Welcome(
-            epoch, hello.nonce, self._truth.history, self._truth.term, self.fleet.timing.heartbeat_s, self._clock.wall()
+            epoch,
+            hello.nonce,
+            self._truth.history,
+            self._truth.term,
+            self.fleet.timing.heartbeat_s,
+            self._clock.wall(),
+            protocol,
         )
 
     def heard(self, node: str, epoch: int, status: Status) -> Refusal | Lease | None:
@@ -227,8 +244,8 @@ class FleetController:
             case NodeEvents():
                 await self._events(node, message)
                 return None
-            case LogLines():
-                self._logged(node, message)
+            case LogLines() | SpansFound():
+                self._answered(node, message)
                 return None
             case Hello():
                 return Refusal(Code.MESSAGE_INVALID, "a second hello", "one a session", "open another session")
@@ -408,7 +425,8 @@ class FleetController:
         )
 
     def _connected(self, hello: Hello, epoch: int, wall: Wall) -> Fleet:
-        return connected(self.fleet, hello.node, epoch, self._clock.now(), wall, hello.sent_at)
+        protocol = spoken(hello) or OLDEST_PROTOCOL
+        return connected(self.fleet, hello.node, epoch, self._clock.now(), wall, hello.sent_at, protocol)
 
     async def _save(self, stored: NodeRecord, *events: Event, also: Mapping[str, bytes] | None = None) -> None:
         name = stored.node.name

@@ -112,6 +112,10 @@ class Ledger:
         found = await self._store.scan(LEDGER, after=_key(after), limit=limit)
         return tuple(records.load(LedgerEntry, record.value) for record in found)
 
+    async def newest(self, limit: int) -> tuple[LedgerEntry, ...]:
+        """Oldest first."""
+        return await self.past(max(0, self._next - 1 - limit))
+
     async def broken(self, shown: Mapping[str, str]) -> Refusal | None:
         """Why the stored chain is not the one that was written. shown: by counterpart, the head of this region's ledger
         that it keeps."""

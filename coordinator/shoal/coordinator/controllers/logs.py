@@ -1,15 +1,14 @@
 """What nodes logged, asked for over their links: nothing is kept here, and each answer is waited for a bounded time."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from itertools import count
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
+from shoal.coordinator.controllers.asking import Questions
 from shoal.coordinator.ports import AgentLinks, Clock
 from shoal.types.codes import Code, refuse
 from shoal.types.link import LogLines, LogsAsked
 from shoal.types.units import Seconds
-from shoal.wire.logfiles import LINES_MOST, readable
+from shoal.wire.logfiles import LINES_MOST, Page, readable
 
 ANSWERS_S: Final = 5.0
 LOOK_S: Final = Seconds(1.0)
@@ -18,12 +17,26 @@ READERS: Final = 8
 """Of all nodes' logs at once."""
 
 
+async def paged(
+    ask: Callable[[str], Awaitable[LogLines | Page]], clock: Clock, *, follow: bool
+) -> AsyncIterator[tuple[str, ...]]:  # fmt: skip
+    """A log's lines, then (follow) new ones for ever. ask: for what comes after a place in it; empty: the newest."""
+    after = ""
+    while True:
+        page = await ask(after)
+        if page.lines:
+            yield tuple(map(readable, page.lines))
+        if not follow:
+            return
+        after = page.after
+        if not page.more:
+            await clock.sleep(LOOK_S)
+
+
 class NodeLogs:
     def __init__(self, links: AgentLinks, clock: Clock) -> None:
-        self._links = links
         self._clock = clock
-        self._numbers = count(1)
-        self._waiting: dict[tuple[str, int], asyncio.Future[LogLines]] = {}
+        self._questions = Questions[LogLines](links)
         self._readers = 0
 
     async def read(self, node: str, lines: int, *, follow: bool) -> AsyncIterator[tuple[str, ...]]:
@@ -34,31 +47,18 @@ class NodeLogs:
             raise refuse(Code.OVERLOADED, f"{READERS} readers of logs", "fewer", "try again when one has ended")
         self._readers += 1
         try:
-            after, more = "", False
-            while True:
-                answer = await self._ask(node, after, min(lines, LINES_MOST))
-                if answer.lines:
-                    yield tuple(map(readable, answer.lines))
-                if not follow:
-                    return
-                after, more = answer.after, answer.more
-                if not more:
-                    await self._clock.sleep(LOOK_S)
+            pages = paged(lambda after: self._ask(node, after, min(lines, LINES_MOST)), self._clock, follow=follow)
+            async for page in pages:
+                yield page
         finally:
             self._readers -= 1
 
     def answered(self, node: str, answer: LogLines) -> None:
-        """One that nobody waits for is dropped: a node tells nobody anything unasked."""
-        waiting = self._waiting.get((node, answer.request))
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+        self._questions.answered(node, answer.request, answer)
 
     async def _ask(self, node: str, after: str, lines: int) -> LogLines:
-        request = next(self._numbers)
-        waiting = self._waiting[node, request] = asyncio.get_running_loop().create_future()
         try:
-            await self._links.send(node, LogsAsked(request, after, lines))
-            return await asyncio.wait_for(waiting, ANSWERS_S)
+            return await self._questions.ask(node, lambda number: LogsAsked(number, after, lines), ANSWERS_S)
         except TimeoutError as cause:
             raise refuse(
                 Code.DEADLINE_EXCEEDED,
@@ -66,5 +66,3 @@ class NodeLogs:
                 "a node that is connected",
                 "see `shoal get nodes`; on the device itself: journalctl -u shoal-agent",
             ) from cause
-        finally:
-            del self._waiting[node, request]

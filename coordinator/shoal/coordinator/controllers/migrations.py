@@ -78,6 +78,14 @@ class Migrations:
             if each.verdict is not None and each.verdict != known.get(name)
         )
 
+    def ended(self, changed: Mapping[str, Migration]) -> tuple[Migration, ...]:
+        """Of what is to be adopted, those that are over now and were not before."""
+        return tuple(
+            each
+            for name, each in sorted(changed.items())
+            if each.is_over and (name not in self.all or not self.all[name].is_over)
+        )
+
     @property
     def live(self) -> Sequence[Migration]:
         """Those that are not over, the oldest first."""

@@ -5,7 +5,7 @@ restart finds is what the store holds; nothing else is remembered.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from shoal.coordinator.controllers.models import ModelsController
 from shoal.coordinator.controllers.moving import MovingController
 from shoal.coordinator.controllers.past import NoProofs, Past
 from shoal.coordinator.controllers.signals import SignalsController
+from shoal.coordinator.controllers.traces import TracesController
 from shoal.coordinator.controllers.trades import TradesController
 from shoal.coordinator.controllers.truth import Truth
 from shoal.coordinator.controllers.workloads import WorkloadsController
@@ -38,9 +39,12 @@ from shoal.coordinator.ports import (
     Signals,
     StaleRevision,
     Store,
+    Traces,
 )
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.link import LogLines, SpansFound
 from shoal.types.offer import Directory, member_of
+from shoal.types.trace import Span
 from shoal.types.units import Elapsed, Seconds
 
 TICK_S: Final = Seconds(0.25)
@@ -76,6 +80,18 @@ class NoMeter:
     def count(self, name: str, **labels: str) -> None:
         pass
 
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        pass
+
+
+class NoTraces:
+    """Nobody collects them."""
+
+    wanted = False
+
+    def told(self, spans: Sequence[Span]) -> None:
+        pass
+
 
 class NoSignals:
     """Reads no feed: constants and an operator's word are all there is."""
@@ -101,9 +117,11 @@ class Region:
         restored: Refusal | None = None,
         signals: Signals | None = None,
         proofs: Proofs | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """restored: why the store is a copy that is older than what was acknowledged; opens a new history. proofs: by
-        which nodes can show that it is where nobody knows; without them it is never found out."""
+        which nodes can show that it is where nobody knows; without them it is never found out. traces: who is told of
+        migrations and negotiations that are over."""
         self.config = config
         self.restored = restored
         self._store = store
@@ -124,7 +142,7 @@ class Region:
             meter,
             self._dirty.set,
             greeted=lambda hello: self._past.greeted(hello),
-            logged=lambda node, answer: self.logs.answered(node, answer),
+            answered=self._answered,
         )
         self.logs = NodeLogs(links, clock)
         self.signals = SignalsController(
@@ -149,6 +167,19 @@ class Region:
             changed=self._dirty.set,
             signals=self.signals.now,
             proofs=proofs,
+            ended=lambda migration: self.traces.ended(migration),
+        )
+        self.ledger = Ledger(store, self.truth, clock)
+        self.traces = TracesController(
+            config.name,
+            links,
+            clock,
+            self.events,
+            self.ledger,
+            traces or NoTraces(),
+            migrations=lambda: self.workloads.migrations.all,
+            nodes=lambda: {name: each.protocol for name, each in self.fleet.fleet.nodes.items() if each.connected},
+            bids=lambda: self.bids,
         )
         self.moving = MovingController(self.workloads, self.fleet, self.truth, clock, ids, self._dirty.set)
         self._past = Past(self.truth, self.fleet, self.workloads, proofs, meter)
@@ -162,7 +193,6 @@ class Region:
             self.workloads.adopt,
             region=config.name,
         )
-        self.ledger = Ledger(store, self.truth, clock)
         self._directory: Callable[[], Directory | None] = lambda: None
         self.trades: TradesController | None = None
         """What others run for this region; None until `federate`."""
@@ -235,6 +265,7 @@ class Region:
             directory=directory,
             rtt=rtt,
             changed=self._adopt_trades,
+            ended=self.traces.ended,
         )
         self.bids = BidsController(
             self.config.name,
@@ -294,6 +325,7 @@ class Region:
             if self.trades is not None and self.bids is not None:
                 await self.trades.tick()
                 await self.bids.tick()
+            await self._tell_traces()
             took = self._clock.now() - began
             await self._clock.sleep(Seconds(min(REST * took, self.config.tick_s)))
             await self._wait()
@@ -305,6 +337,12 @@ class Region:
         if self.trades is not None and self.bids is not None:
             self.trades.stop()
             self.bids.stop()
+
+    def _answered(self, node: str, answer: LogLines | SpansFound) -> None:
+        if isinstance(answer, LogLines):
+            self.logs.answered(node, answer)
+        else:
+            self.traces.answered(node, answer)
 
     def _adopt_trades(self) -> None:
         if self.trades is not None and self.bids is not None:
@@ -323,6 +361,12 @@ class Region:
             self._meter.count("steps_failed")
             self._dirty.set()
             await self._clock.sleep(RETRY_S)
+
+    async def _tell_traces(self) -> None:
+        try:
+            await self.traces.tell()
+        except ShoalError:
+            self._meter.count("traces_not_told")
 
     async def _wait(self) -> None:
         """For the next tick, or until something happens."""

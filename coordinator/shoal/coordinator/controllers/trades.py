@@ -50,6 +50,7 @@ from shoal.coordinator.core.negotiation.model import (
     Wish,
 )
 from shoal.coordinator.core.negotiation.peering import united
+from shoal.coordinator.core.negotiation.spans import LAST
 from shoal.coordinator.core.negotiation.trust import fits
 from shoal.coordinator.core.placement.model import without_standby
 from shoal.coordinator.core.workloads.model import Course, Delegated
@@ -79,6 +80,10 @@ FAILING_S: Final = Seconds(1.0)
 SIGHTS_KEPT: Final = 64
 SIGHT_S: Final = Seconds(0.25)
 """Between two that are kept, however often it is looked: so that they reach back beyond `FAILING_S`."""
+UNMET_S: Final = Seconds(10.0)
+"""A delegate that says that it serves is left when requests have failed for so long, `UNMET_LEAST` of them, and none
+has not: longer than a loss there takes to be noticed and told."""
+UNMET_LEAST: Final = 5
 REPORT_S: Final = Seconds(10.0)
 ENTRIES_MOST: Final = 200
 """The federation is told what was delivered, and given copies of so many ledger entries, so often."""
@@ -198,9 +203,10 @@ class TradesController:
         directory: Callable[[], Directory | None],
         rtt: Callable[[], Mapping[str, Seconds]],
         changed: Callable[[], None],
+        ended: Callable[[str], None] = lambda name: None,
     ) -> None:
         """directory: None where the region is in no federation. rtt: round trips to other regions. changed: called when
-        `delegated` or `peers` are others than before."""
+        `delegated` or `peers` are others than before. ended: a negotiation did, of this solicitation or agreement."""
         self.trades: dict[WorkloadKey, Trade] = {}
         self.reputation = Reputation()
         self.delegated: Mapping[WorkloadKey, Delegated] = {}
@@ -218,6 +224,7 @@ class TradesController:
         self._directory = directory
         self._rtt = rtt
         self._changed = changed
+        self._ended = ended
         self._unsure = set[WorkloadKey]()
         self._stored: dict[WorkloadKey, Trade] = {}
         self._awards: dict[str, Award] = {}
@@ -376,7 +383,8 @@ class TradesController:
             return Wish(Need.NOTHING, "", home_serves=self._intent(key) is None or self._serves_or_cannot(key))
         standing, course = self._home.standing(key), self._home.course(key)
         better = intent.delegation.mode is DelegationMode.WHEN_BETTER
-        asked, fails, live = self._asked_of(intent), self._fails(key), self._home.moves_live
+        asked, live = self._asked_of(intent), self._home.moves_live
+        fails, unmet = self._fails(key), self._unmet(key) if standing.placed else ""
         phase = self.trades.get(key, Trade(key)).phase
         if course is not None and course.rests:
             better = better and (isinstance(phase, Active) or course.asked not in ("", asked))
@@ -385,17 +393,17 @@ class TradesController:
             better = self._home.may_leave(intent)
         need = (Need.BETTER if better else Need.CONTENT) if standing.placed else Need.SHORT
         if course is not None and course.leaves and standing.placed:
-            return Wish(Need.HOME, asked, standing.serves, fails)
+            return Wish(Need.HOME, asked, standing.serves, fails, unmet)
         over = course is not None and course.agreement not in ("", _agreement(phase))
         if course is not None and course.goes and over:
             course = None  # what it goes towards has ended: another agreement is another move's
         if course is not None and not course.leaves and course.goes:
-            return Wish(Need.MOVED, asked, standing.serves, fails, course.region, stays=course.stays)
+            return Wish(Need.MOVED, asked, standing.serves, fails, unmet, course.region, stays=course.stays)
         if course is not None and not course.leaves:
-            return Wish(Need.HELD, asked, standing.serves, fails)
+            return Wish(Need.HELD, asked, standing.serves, fails, unmet)
         if isinstance(phase, Active) and phase.stays:
-            return Wish(Need.MOVED, asked, standing.serves, fails, phase.deal.region)
-        return Wish(need, asked, standing.serves, fails, live=live)
+            return Wish(Need.MOVED, asked, standing.serves, fails, unmet, phase.deal.region)
+        return Wish(need, asked, standing.serves, fails, unmet, live=live)
 
     def _fails(self, key: WorkloadKey) -> bool:
         """Whether, since its delegate was last heard, requests failed under the agreement, and for a moment none did
@@ -409,6 +417,20 @@ class TradesController:
         lately = [each for each in seen if each.at <= now - FAILING_S]
         newest = seen[-1]
         return bool(lately) and newest.succeeded == lately[-1].succeeded and newest.errors > before[-1].errors
+
+    def _unmet(self, key: WorkloadKey) -> str:
+        """The agreement under which its requests have failed for `UNMET_S`, to the end of it, and none has not, as was
+        counted for each renewal; empty: none."""
+        state, now = self.trades.get(key), self._clock.now()
+        for deal in trade.serving(state, now) if state is not None else ():
+            seen = self._sights.get(deal.agreement, ())
+            before = [each for each in seen if each.at <= now - UNMET_S]
+            half = [each for each in seen if each.at <= now - UNMET_S / 2]
+            if before and seen[-1].succeeded == before[-1].succeeded:
+                failed, lately = seen[-1].errors - before[-1].errors, seen[-1].errors - half[-1].errors
+                if failed >= UNMET_LEAST and lately:
+                    return deal.agreement
+        return ""
 
     def _see(self, agreement: str, report: ServiceReport) -> tuple[Sight, ...]:
         sight = Sight(self._clock.now(), report.requests - report.errors, report.errors)
@@ -524,6 +546,9 @@ class TradesController:
             )
         self.reputation = told
         self._unsure.discard(key)
+        for note in stepped.notes:
+            if note.what in LAST:
+                self._ended(note.agreement)
         if over:
             self.trades.pop(key, None)
             self._stored.pop(key, None)
@@ -567,7 +592,8 @@ class TradesController:
             lasting += [delivered] if delivered.requests > counted else []
         self._accounted = known
         self._began = {name: since for name, since in self._began.items() if name in known}
-        self._sights = {name: seen for name, seen in self._sights.items() if name in known}
+        held = {deal.agreement for state in self.trades.values() for deal in _deals(state)}
+        self._sights = {name: seen for name, seen in self._sights.items() if name in held}
         if lasting:
             await self._keep(lambda told: reduce(_with, lasting, told))
 

@@ -47,6 +47,7 @@ from shoal.coordinator.core.workloads.invariants import Promise, Snapshot
 from shoal.coordinator.core.workloads.model import Content, Course, Delegated, Happened, Memory, Wait, World
 from shoal.coordinator.core.workloads.routes import at_home, is_abroad
 from shoal.coordinator.core.workloads.sleep import next_due
+from shoal.coordinator.core.workloads.spending import rates
 from shoal.coordinator.core.workloads.trouble import cleared, poisoned
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, Proofs, StaleRevision, Store
 from shoal.policies import Problem, node_price
@@ -111,9 +112,10 @@ class WorkloadsController:
         changed: Callable[[], None],
         signals: Callable[[Catalog], Mapping[SignalName, Signal]],
         proofs: Proofs,
+        ended: Callable[[str], None],
     ) -> None:
         """seed: of every choice that placement leaves open. changed: called when the next step should come at once.
-        signals: as they are now under the documents of a catalog."""
+        signals: as they are now under the documents of a catalog. ended: a migration did."""
         self.catalog = Catalog()
         self.intents: tuple[Intent, ...] = ()
         self.signatures = Signatures()
@@ -144,11 +146,14 @@ class WorkloadsController:
         self._meter = meter
         self._seed = seed
         self._changed = changed
+        self._ended = ended
         self._signals = signals
         self._hosts: Mapping[WorkloadKey, frozenset[str]] = {}
         self._proofs = proofs
         self._awaited_until = Elapsed(0.0)
         self._look_at = Elapsed(0.0)
+        self._rates: Mapping[tuple[WorkloadKey, str], UsdPerHour] = {}
+        self._rated_at = Elapsed(0.0)
         self._looked: tuple[object, ...] = ()
         self._memory = Memory()
         self._saved = Memory()
@@ -387,6 +392,7 @@ class WorkloadsController:
         if self._is_first:
             self._memory = replace(self._memory, issued=self._memory.issued + FORGOTTEN)
         now = self._clock.now()
+        self._spend(now)
         world = self._world(self.catalog)
         advanced = advance(world, self.migrations.all, now, wall, look=self._looks(world, now))
         decision, written = advanced.decision, self.migrations.written(advanced.changed, now)
@@ -407,7 +413,10 @@ class WorkloadsController:
             await self._truth.commit(puts, deletes=deletes, events=events)
         self._memory = self._saved = decision.memory
         self._count(advanced)
+        ended = self.migrations.ended(advanced.changed)
         self.migrations.adopt(advanced.changed, written)
+        for each in ended:
+            self._ended(each.id)
         self.held = advanced.held if advanced.held is not None else self.held
         if advanced.changed:
             self._changed()  # what they ask of the region now, the next step reads
@@ -418,11 +427,21 @@ class WorkloadsController:
         for node in gone:
             del self.desired[node]
             self._written_at.pop(node, None)
+        runs = {node: each.assignments for node, each in self.desired.items()}
+        self._rates = rates(runs, world.costs, self.delegated)
         for node in self._to_send(frozenset(changed)):
             self._sent_at[node] = self._clock.now()
             self._fleet.unsent.discard(node)
             desired = self.desired[node]
             await self._links.send(node, replace(desired, proof=self._proofs.of(desired)))
+
+    def _spend(self, now: Elapsed) -> None:
+        """What the time since the last step has cost, as that left things."""
+        hours = (now - self._rated_at) / 3600
+        self._rated_at = now
+        for (workload, region), rate in self._rates.items():
+            named = {"tenant": workload.tenant, "workload": workload.name, "counterpart": region}
+            self._meter.add("cost_usd", rate * hours, **named)
 
     def _looks(self, world: World, now: Elapsed) -> bool:
         """Whether it is time to look for moves that nobody asked for: every so often, and at once where documents or

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -98,7 +99,8 @@ class Schedule:
                 "free disk space, or choose another --archive-dir",
             ) from cause
         finally:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):  # why there is none is told already
+                unfinished.unlink(missing_ok=True)
         self.made_at = made.manifest.made_at
         return Backup(path, made.manifest, made.digests)
 

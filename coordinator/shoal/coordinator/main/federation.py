@@ -27,6 +27,7 @@ from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
 from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
 from shoal.coordinator.telemetry.metrics import Gauges
+from shoal.coordinator.telemetry.traces import CollectorTraces
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.v1 import enrolment_pb2_grpc, federation_pb2_grpc, operator_pb2_grpc
@@ -66,7 +67,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     defaults = RegionConfig(name)
     events = EventLog(store, clock, kept=defaults.events_kept, audit_kept=defaults.audit_kept, shared=election.shared)
     await events.start()
-    channels = Channels(lambda: identity.enrolled)
+    channels, traces = Channels(lambda: identity.enrolled), CollectorTraces(config.otlp)
     controller = FederationController(
         name,
         store,
@@ -74,6 +75,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
         clock,
         meter,
         GrpcCandidates(channels, lambda region: controller.roots_of(region), clock),
+        traces=traces,
     )
     await controller.start()
     enrolment = Enrolment(name, store, authority, events, clock, ids, meter, lifetimes=PEOPLE, words=(REGION,))
@@ -108,7 +110,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     people = EnrolmentService(name, enrolment, renewal, links, enrols)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
     listen(strangers, process.enrol, identity.credentials(client_certificates=False))
-    process.gauges = lambda: _gauges(controller, schedule)
+    process.gauges = lambda: _gauges(controller, schedule, traces)
 
     def due() -> None:
         identity.refresh()
@@ -121,6 +123,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
         asyncio.create_task(controller.run()),
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(refresh(due)),
+        asyncio.create_task(traces.run()),
     ]
     if schedule is not None:
         tasks.append(asyncio.create_task(schedule.run()))
@@ -155,11 +158,12 @@ async def _authority(config: Config, store: OpenStore, election: Election, clock
     return authority
 
 
-def _gauges(controller: FederationController, schedule: Schedule | None) -> Gauges:
+def _gauges(controller: FederationController, schedule: Schedule | None, traces: CollectorTraces) -> Gauges:
     members = controller.directory().members
     heard = sum(1 for member in members if member.advertisement is not None)
     regions = {"advertising": heard, "silent": len(members) - heard}
     return {
         "regions": {(("state", state),): float(number) for state, number in regions.items()},
         **backup_gauges(schedule),
+        "spans": traces.counts(),
     }

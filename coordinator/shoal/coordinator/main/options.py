@@ -9,7 +9,7 @@ from typing import Final
 
 from shoal.coordinator.ports import StoreOptions
 from shoal.types.codes import Code, refuse
-from shoal.wire import logs
+from shoal.wire import logs, otlp
 from shoal.wire.identity import check_name
 
 ROLES: Final = ("region", "federation")
@@ -41,7 +41,7 @@ class Config:
     call. advertise: the host that agents, operators and peers dial. links, enrols: of all coordinators of the region,
     separated by commas; empty: this one's. shared_dir: CA and models, which they all see.
     archive_dir: where backups are kept, None for none. backup_key_file: of the secret that the CA's keys are sealed
-    with in them."""
+    with in them. otlp: the collector that spans are sent to, "" for none."""
 
     region: str
     data_dir: Path
@@ -68,10 +68,13 @@ class Config:
     node_lifetime_s: float
     seed: int
     log_level: str
+    otlp: str = ""
 
 
 def config_of(options: argparse.Namespace) -> Config:
     """Raises ShoalError(NAME_INVALID | FIELD_INVALID)."""
+    if options.otlp:
+        otlp.collector_of(options.otlp)
     link, region, data_dir = address_of(options.link), check_name(options.region, "region"), Path(options.data_dir)
     return Config(
         region=region,
@@ -99,6 +102,7 @@ def config_of(options: argparse.Namespace) -> Config:
         node_lifetime_s=options.node_lifetime,
         seed=options.seed,
         log_level=options.log_level,
+        otlp=options.otlp,
     )
 
 
@@ -299,5 +303,12 @@ def parser_of(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=default("SEED", "0"), help="of choices that placement leaves open")
     run.add_argument(
         "--log-level", type=_one_of(*logs.LEVELS), default=default("LOG_LEVEL", "info"), metavar="|".join(logs.LEVELS)
+    )
+    run.add_argument(
+        "--otlp",
+        default=default("OTLP", otlp.endpoint_of(environment)),
+        metavar="http(s)://HOST:PORT",
+        help="OpenTelemetry collector that the spans of migrations and negotiations are sent to, over gRPC. [default:"
+        " OTEL_EXPORTER_OTLP_ENDPOINT's]",
     )
     return parser

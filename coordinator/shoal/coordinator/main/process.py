@@ -15,19 +15,18 @@ from typing import Final
 import structlog
 
 from shoal.coordinator.clock import SystemClock, SystemIds
+from shoal.coordinator.controllers.logs import paged
 from shoal.coordinator.main.options import Address, Config
 from shoal.coordinator.main.serving import open_store, private, reserved, serve_metrics
 from shoal.coordinator.ports import OpenStore
 from shoal.coordinator.telemetry.metrics import Gauges, PrometheusMeter
 from shoal.coordinator.telemetry.store import TimedStore
 from shoal.types.codes import Refusal, ShoalError
-from shoal.types.units import Seconds
 from shoal.wire import logfiles
 from shoal.wire.handshake import PemFiles
 from shoal.wire.scrape import Guard
 
 RETRY_S: Final = 1.0
-LOG_EVERY_S: Final = Seconds(1.0)
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
@@ -79,19 +78,14 @@ class Process:
     def metrics(self) -> str:
         return self.meter.text()
 
-    async def log(self, lines: int, *, follow: bool) -> AsyncIterator[tuple[str, ...]]:
+    def log(self, lines: int, *, follow: bool) -> AsyncIterator[tuple[str, ...]]:
         """What this process kept of its log."""
-        after, more = "", False
-        while True:
+
+        async def read(after: str) -> logfiles.Page:
             kept = sorted(log_of(self._config).parent.glob("*.log*"))
-            page = await asyncio.to_thread(logfiles.read, kept, after, lines)
-            if page.lines:
-                yield tuple(map(logfiles.readable, page.lines))
-            if not follow:
-                return
-            after, more = page.after, page.more
-            if not more:
-                await self.clock.sleep(LOG_EVERY_S)
+            return await asyncio.to_thread(logfiles.read, kept, after, lines)
+
+        return paged(read, self.clock, follow=follow)
 
     def say(self, files: PemFiles, **more: object) -> None:
         """One line for whoever started this process, when it serves for the first time."""

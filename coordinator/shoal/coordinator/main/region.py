@@ -21,6 +21,7 @@ from shoal.coordinator.api.backup import Models
 from shoal.coordinator.api.enrol import ElsewhereEnrolment, EnrolmentService
 from shoal.coordinator.api.models import ModelServer
 from shoal.coordinator.api.operator import OperatorService
+from shoal.coordinator.api.views import agreements
 from shoal.coordinator.blobs.directory import DirectoryBlobs
 from shoal.coordinator.blobs.inspect import ChildInspector
 from shoal.coordinator.broker import config as mosquitto
@@ -48,9 +49,10 @@ from shoal.coordinator.peers.siblings import Siblings
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
 from shoal.coordinator.signals.sources import open_sources
 from shoal.coordinator.telemetry.metrics import Gauges
+from shoal.coordinator.telemetry.traces import CollectorTraces
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
-from shoal.types.units import Bytes, Seconds
+from shoal.types.units import Bytes, Elapsed, Seconds
 from shoal.v1 import artifacts_pb2_grpc, enrolment_pb2_grpc, link_pb2_grpc, operator_pb2_grpc
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import NODES, Identity, check_name, identity_of_certificate
@@ -148,6 +150,7 @@ async def _lead(
         )
     links = (grpc_links, mqtt_links) if mqtt_links else (grpc_links,)
     blobs = DirectoryBlobs(config.shared_dir / "models", MODEL_BYTES)
+    traces = CollectorTraces(config.otlp)
     region = Region(
         store,
         Fan(*links),
@@ -160,6 +163,7 @@ async def _lead(
         restored=store.recovery,
         signals=open_sources(config.signals_dir, config.signal_hosts, clock),
         proofs=SignedProofs(config.region, authority, identity.enrolled),
+        traces=traces,
     )
     await region.start(elected=election.shared)
     log.info("leads", term=region.truth.term)
@@ -236,7 +240,8 @@ async def _lead(
     service = EnrolmentService(config.region, enrolment, renewal, lambda: process.links, lambda: process.enrols, mqtt)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(service, enrol_server)
     listen(enrol_server, process.enrol, identity.credentials(client_certificates=False))
-    process.revoked, process.gauges = members.check, lambda: _gauges(region, links, schedule)
+    process.revoked = members.check
+    process.gauges = lambda: _gauges(region, links, schedule, traces, clock.now())
 
     await api.start()
     await enrol_server.start()
@@ -250,6 +255,7 @@ async def _lead(
         asyncio.create_task(_keep_running(region.signals.run)),
         asyncio.create_task(_keep_running(trading.run)),
         asyncio.create_task(refresh(turned)),
+        asyncio.create_task(_keep_running(traces.run)),
     ]
     if schedule is not None:
         tasks.append(asyncio.create_task(_keep_running(schedule.run)))
@@ -356,12 +362,20 @@ async def _keep_running(run: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(1.0)
 
 
-def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks], schedule: Schedule | None) -> Gauges:
+def _gauges(
+    region: Region,
+    links: Sequence[GrpcLinks | MqttLinks],
+    schedule: Schedule | None,
+    traces: CollectorTraces,
+    now: Elapsed,
+) -> Gauges:
     nodes: dict[tuple[tuple[str, str], ...], float] = {}
     for state in region.fleet.fleet.nodes.values():
         label = (("liveness", str(state.liveness)),)
         nodes[label] = nodes.get(label, 0.0) + 1
     signals = region.signals.now()
+    trades = region.trades.trades if region.trades is not None else {}
+    deals = region.bids.states.values() if region.bids is not None else ()
     return {
         "sessions": {(): float(sum(link.connected for link in links))},
         "nodes": nodes,
@@ -373,8 +387,18 @@ def _gauges(region: Region, links: Sequence[GrpcLinks | MqttLinks], schedule: Sc
             for each in desired.assignments
             if not each.draining
         ),
+        "latency_bound_seconds": {
+            (("tenant", each.key.tenant), ("workload", each.key.name)): float(each.require.latency_p95_s)
+            for each in region.workloads.intents
+            if each.require.latency_p95_s is not None
+        },
+        "agreements": _numbered(
+            ("side", each.side, "counterpart", each.counterpart, "state", each.state)
+            for each in agreements(trades, deals, now)
+        ),
         "migrations": _numbered(("stage", each.stage) for each in region.workloads.migrations.live),
         **backup_gauges(schedule),
+        "spans": traces.counts(),
         "store_writable": {(): float(region.store_refusal is None)},
         "signal": {(("signal", name),): signal.value for name, signal in signals.items()},
         "signal_stale": {(("signal", name),): float(signal.stale) for name, signal in signals.items()},

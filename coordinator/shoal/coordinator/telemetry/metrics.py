@@ -1,8 +1,17 @@
 """Prometheus metrics of the coordinator, served with mTLS on a port of their own."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, make_wsgi_app
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+    make_wsgi_app,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -12,6 +21,7 @@ from shoal.wire import scrape
 PREFIX = "shoal_coordinator"
 STORE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Bounds of its histogram."""
+LOOKS: Final = 5
 Gauges = Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
 """name -> labels -> value"""
 
@@ -21,6 +31,7 @@ class PrometheusMeter:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(namespace=PREFIX, registry=self.registry)
         self._counters: dict[str, Counter] = {}
         self._store = Histogram(
             "shoal_coordinator_store_seconds",
@@ -31,12 +42,15 @@ class PrometheusMeter:
         )
 
     def count(self, name: str, **labels: str) -> None:
+        self.add(name, 1.0, **labels)
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
         counter = self._counters.get(name)
         if counter is None:
             counter = self._counters[name] = Counter(
                 f"{PREFIX}_{name}", name.replace("_", " "), sorted(labels), registry=self.registry
             )
-        (counter.labels(**labels) if labels else counter).inc()
+        (counter.labels(**labels) if labels else counter).inc(amount)
 
     def store_took(self, operation: str, seconds: Seconds) -> None:
         self._store.labels(operation=operation).observe(seconds)
@@ -59,9 +73,16 @@ class _Reader(Collector):
         self._gauges = gauges
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        for name, values in self._gauges().items():
+        for name, values in self._read().items():
             labels = sorted({label for each in values for label, _ in each})
             family = GaugeMetricFamily(f"{PREFIX}_{name}", name.replace("_", " "), labels=labels)
             for each, value in values.items():
                 family.add_metric([dict(each)[label] for label in labels], value)
             yield family
+
+    def _read(self) -> Gauges:
+        """In the server's thread, while the coordinator goes on: what it changes just then is looked at again."""
+        for _ in range(LOOKS):
+            with suppress(RuntimeError):
+                return self._gauges()
+        return self._gauges()

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.core.receipt import holds, to_probe, valid, with_new
+from shoal.agent.core.receipt import holds, to_probe, unsteady, valid, with_new
+from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource
 from shoal.types.receipt import Rates, Receipt, SignedReceipt
 from shoal.types.units import Bytes, Seconds, Wall, Watts
@@ -41,6 +42,17 @@ def receipt(device: Device, measured_at: float = 0.0) -> SignedReceipt:
 def test_any_change_voids_it(change: dict[str, Any]) -> None:
     assert holds(receipt(CPU).receipt, CPU)
     assert not holds(receipt(CPU).receipt, replace(CPU, **change))
+
+
+def test_what_was_measured_while_the_machine_did_something_else_is_measured_again() -> None:
+    steady = receipt(CPU).receipt
+    assert unsteady(replace(steady, spread=10.0)) is None
+    torn = replace(steady, spread=34.3)
+    refusal = unsteady(torn)
+    assert refusal is not None
+    assert refusal.code is Code.RECEIPT_ABSURD
+    assert not holds(torn, CPU)
+    assert to_probe((replace(receipt(CPU), receipt=torn),), (CPU,)) == (CPU,)
 
 
 def test_only_what_is_unmeasured_is_probed() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,6 @@ from harness.samples import assignment, at, desired
 from shoal.agent.core import assignment as machine
 from shoal.agent.core.backoff import delay
 from shoal.agent.core.session import (
-    PROTOCOL,
     Accept,
     Held,
     Report,
@@ -23,13 +23,13 @@ from shoal.agent.core.session import (
 from shoal.types.assignment import DesiredSet, Observed, Status, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node, Role
-from shoal.types.link import Hello, Welcome
+from shoal.types.link import OLDEST_PROTOCOL, PROTOCOL, Hello, Welcome, spoken
 from shoal.types.route import Route
 from shoal.types.units import Bytes, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 NODE = Node("edge-1", "eu", Role.AGENT, {}, "0", "linux", "x86_64", Bytes(1), Bytes(1), (), "", "", "", "", "boot")
-HELLO = Hello(NODE, "nonce-1", Version("h-1", 3, 10), PROTOCOL, Wall(1000.0))
+HELLO = Hello(NODE, "nonce-1", Version("h-1", 3, 10), OLDEST_PROTOCOL, Wall(1000.0), newest=PROTOCOL)
 WELCOME = Welcome(7, "nonce-1", "h-1", 3, Seconds(1.0), Wall(1000.0))
 
 
@@ -48,6 +48,54 @@ def test_a_welcome_answers_this_hello_by_no_replaced_leader() -> None:
     assert old.code is Code.TERM_STALE
     assert check_welcome(HELLO, replace(WELCOME, term=1, history="h-2")) is None, "terms compare within one history"
     assert check_welcome(replace(HELLO, holds=None), replace(WELCOME, term=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("agent", "coordinator", "both"),
+    [
+        ((1, 1), (1, 1), 1),
+        ((1, 0), (1, 3), 1),
+        ((1, 2), (1, 3), 2),
+        ((1, 3), (1, 2), 2),
+        ((2, 3), (1, 2), 2),
+        ((3, 4), (1, 2), None),
+        ((1, 1), (2, 3), None),
+    ],
+    ids=lambda value: str(value),
+)
+def test_f41_two_versions_speak_the_newest_that_both_know(
+    agent: tuple[int, int], coordinator: tuple[int, int], both: int | None
+) -> None:
+    """agent, coordinator: the oldest and the newest that each knows; newest 0: of an agent that does not tell."""
+    hello = replace(HELLO, protocol=agent[0], newest=agent[1])
+    assert spoken(hello, oldest=coordinator[0], newest=coordinator[1]) == both
+    if both is not None:
+        assert check_welcome(hello, replace(WELCOME, protocol=both)) is None
+
+
+def test_f41_an_agent_speaks_no_version_that_it_did_not_offer() -> None:
+    assert check_welcome(HELLO, WELCOME) is None, "an earlier coordinator does not tell"
+    newer = check_welcome(HELLO, replace(WELCOME, protocol=PROTOCOL + 1))
+    assert newer is not None
+    assert newer.code is Code.NOT_SUPPORTED_YET
+    assert check_welcome(replace(HELLO, protocol=2, newest=3), WELCOME) is not None
+
+
+def test_f41_what_an_earlier_version_did_not_keep_of_a_set_is_taken_when_it_comes_again() -> None:
+    """An earlier agent persists a set without the fields that it does not know; the next one is offered it again."""
+    whole = desired(10, replace(assignment("a-1"), session={"h": "hn"}), assignment("a-2"), pins=("b", "a"))
+    kept = desired(10, assignment("a-1"), assignment("a-2"), pins=("b", "a"))
+    found = judge(kept, whole, node="edge-1", history="h-1")
+    assert isinstance(found, Accept)
+    assert found.desired.assignments == whole.assignments
+    assert judge(found.desired, whole, node="edge-1", history="h-1") == Held()
+    assert judge(whole, replace(whole, proof=b"another"), node="edge-1", history="h-1") == Held()
+    first = judge(
+        desired(50, assignment("a-3")), replace(whole, version=Version("h-2", 1, 1)), node="edge-1", history="h-2"
+    )
+    assert isinstance(first, Accept)
+    again = judge(first.desired, replace(whole, version=Version("h-2", 1, 1)), node="edge-1", history="h-2")
+    assert again == Held(), "the first set of a history stops nothing, however often it comes"
 
 
 def test_skew_is_told_beyond_the_allowance() -> None:

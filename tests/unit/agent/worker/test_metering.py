@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.ports import Pace
+from shoal.agent.core.histogram import Histogram
+from shoal.agent.ports import Batches, Pace
 from shoal.agent.worker.energy import ConstantPower, CountedEnergy, CpuShare, RaplCounter, energy_of, idle_watts
-from shoal.agent.worker.histogram import Histogram
 from shoal.agent.worker.messages import Meters
 from shoal.agent.worker.metering import MAX_ORIGINS, OTHERS, Metering
 from shoal.agent.worker.pace import device_seconds, elements, turn
@@ -52,6 +52,14 @@ def test_accounts_by_origin_are_bounded() -> None:
     assert first.joules == pytest.approx(0.501 * 10)
     assert first.energy_source is EnergySource.PROFILE
     assert first.latency_p95_s == pytest.approx(0.002, rel=0.05)
+
+
+def test_inputs_of_a_request_are_counted_by_bounds() -> None:
+    metering = Metering(ConstantPower(10.0, EnergySource.PROFILE))
+    for batch in (1, 1, 2, 3, 128, 129, 0):
+        metering.answered("", 0.001, 0.001, batch=batch)
+    metering.failed("", 0.5, ours=True)
+    assert metering.batches() == Batches((3, 1, 1, 0, 0, 0, 0, 1, 1), 264)
 
 
 def test_counted_energy_goes_to_who_was_busy() -> None:

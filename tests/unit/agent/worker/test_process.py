@@ -1,5 +1,6 @@
 """How a worker's end is judged, and what supervisor and worker say to each other."""
 
+import json
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ import pytest
 
 from harness.samples import assignment
 from shoal.agent.frames import start_time
+from shoal.agent.ports import Batches
 from shoal.agent.worker.messages import LoadOrder, Meters, State, WorkerStatus, from_json, pack, unpack
 from shoal.agent.worker.pool import PoolOptions, may_share
 from shoal.agent.worker.probe import half_width, read_graph, with_weights
@@ -96,15 +98,24 @@ def test_messages_survive() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"{", b"[]", b"null", b"{}", b"[" * 100_000, b'{"rapl": 1, "nvml": ""}', b'{"rapl": [1], "nvml": ""}'],
+    [b"", b"{", b"[]", b"null", b"1", b"[" * 100_000, b'{"rapl": 1, "nvml": ""}', b'{"rapl": [1], "nvml": ""}'],
 )
 def test_malformed_messages(payload: bytes) -> None:
     for kind in (LoadOrder, Meters):
         with pytest.raises(ShoalError) as refused:
             unpack(kind, payload)
         assert refused.value.code is Code.MESSAGE_INVALID
-    with pytest.raises(ShoalError):
-        from_json(WorkerStatus, {"state": "asleep"})
+    for broken in ({"state": "asleep"}, {}):
+        with pytest.raises(ShoalError):
+            from_json(WorkerStatus, broken)
+
+
+def test_a_worker_of_the_version_before_is_understood() -> None:
+    """It runs on while its supervisor is replaced, and does not say what is counted since."""
+    status = WorkerStatus(State.READY, "x", 0, (), None, None, Batches((1,) * 9, 300))
+    said = json.loads(pack(status))
+    del said["batches"]
+    assert from_json(WorkerStatus, said) == replace(status, batches=Batches())
 
 
 def test_weights_are_appended_to_a_model() -> None:

@@ -1,7 +1,7 @@
 """The federation over a real store: members, advertisements, solicitations, records; several replicas on one store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,12 +15,13 @@ from harness.wait import until
 from shoal.coordinator.controllers.events import EventLog
 from shoal.coordinator.controllers.federation import ASKERS, COPIES, COPIES_KEPT, SOLICITED_BURST, FederationController
 from shoal.coordinator.controllers.region import NoMeter
-from shoal.coordinator.ports import Heard, StaleRevision, Transaction
+from shoal.coordinator.ports import Heard, StaleRevision, Traces, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry, digest
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.offer import Answer, Member
+from shoal.types.trace import Span
 from shoal.types.units import Seconds, Wall
 
 T = TypeVar("T")
@@ -53,10 +54,12 @@ class World:
     clock: ManualClock
     bidders: Bidders
 
-    async def replica(self, kept: int = COPIES_KEPT) -> FederationController:
+    async def replica(self, kept: int = COPIES_KEPT, traces: Traces | None = None) -> FederationController:
         events = EventLog(self.store, self.clock, kept=100, audit_kept=100)
         await events.start()
-        controller = FederationController("fed", self.store, events, self.clock, NoMeter(), self.bidders, kept=kept)
+        controller = FederationController(
+            "fed", self.store, events, self.clock, NoMeter(), self.bidders, kept=kept, traces=traces
+        )
         await controller.start()
         return controller
 
@@ -156,6 +159,31 @@ async def test_candidates_are_asked_at_once_with_what_the_origin_signed(world: W
     answers = await federation.solicited(heard("us", solicitation(origin="us")))
     assert sorted(each.by for each in answers) == ["ap", "eu"], "sa does not answer, and nobody waits for it"
     assert sorted(world.bidders.asked) == [(name, b"signed by us") for name in ("ap", "eu", "sa")]
+
+
+class Collected:
+    """ports.Traces"""
+
+    wanted = True
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def told(self, spans: Sequence[Span]) -> None:
+        self.spans += spans
+
+
+async def test_what_is_solicited_is_told_to_who_collects_traces(world: World) -> None:
+    await joined(world, "eu", "us", "ap")
+    world.bidders.offers = {"eu": lambda: offer("b-eu")}
+    collected = Collected()
+    federation = await world.replica(traces=collected)
+    await federation.solicited(heard("us", solicitation(origin="us", indicative=True)))
+    assert not collected.spans, "a plan's question begins no negotiation"
+    await federation.solicited(heard("us", solicitation(origin="us")))
+    (span,) = collected.spans
+    assert (span.name, span.region, span.attributes["shoal.from.region"]) == ("fan out", "fed", "us")
+    assert (span.attributes["shoal.asked"], span.attributes["shoal.answers"]) == ("2 regions", "1")
 
 
 async def test_who_does_not_answer_in_time_is_left_out(world: World) -> None:

@@ -30,6 +30,9 @@ class Uncounted:
     def count(self, name: str, **labels: str) -> None:
         pass
 
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        pass
+
 
 class Broker:
     """ports.Broker that shows whatever certificate it was given."""

@@ -49,6 +49,44 @@ async def codes(world: World) -> list[str]:
     return [event.code for event in await world.region.events.past(0, 1000)]
 
 
+class Spent:
+    """ports.Meter of what things cost."""
+
+    def __init__(self) -> None:
+        self.usd: dict[tuple[str, ...], float] = {}
+
+    def count(self, name: str, **labels: str) -> None:
+        pass
+
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        key = (name, *labels.values())
+        self.usd[key] = self.usd.get(key, 0.0) + amount
+
+
+async def test_what_a_workload_costs_is_metered_for_as_long_as_it_has_a_device(tmp_path: Path) -> None:
+    spent = Spent()
+    world = await World.open(tmp_path / "first", meter=spent)
+    region = "apiVersion: shoal/v1\nkind: Region\nmetadata: {name: eu}\nspec: {price: 0.40 USD/h}\n"
+    assert not (await world.region.workloads.apply([("region.yaml", region)], {}, "", "test")).planned.problems
+    agent = await placed(world)
+    world.clock.elapsed += 1800.0
+    await world.region.workloads.step()
+    assert spent.usd == {("cost_usd", "default", "reader", ""): pytest.approx(0.20)}
+    await agent.report()
+    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
+    for _ in range(4):
+        world.clock.advance(1.0)
+        await world.step()
+        await agent.obey()
+    await world.step()
+    assert not world.region.workloads.desired["edge-1"].assignments
+    came = dict(spent.usd)
+    world.clock.elapsed += 1800.0
+    await world.region.workloads.step()
+    assert spent.usd == came
+    await world.store.close()
+
+
 async def test_a_workload_is_placed_sent_and_routed(world: World) -> None:
     agent = await placed(world)
     newest = world.sent.desired("edge-1")[-1]

@@ -35,6 +35,9 @@ class Uncounted:
     def count(self, name: str, **labels: str) -> None:
         pass
 
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        pass
+
 
 @dataclass
 class Counter:

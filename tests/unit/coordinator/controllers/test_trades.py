@@ -585,3 +585,63 @@ async def test_a_region_that_is_lost_under_load_is_replaced_before_its_lease_end
     await origin.run(10.0)
     assert lost.runs == [], "it is told when it is back"
     assert origin.trades.delegated[KEY].region == "b"
+
+
+@pytest.mark.parametrize(
+    ("placed", "service", "answered", "breached"),
+    [
+        (True, Service.READY, 0, True),
+        (False, Service.READY, 0, False),  # nobody would serve it but that region, once it can
+        (True, Service.SHORT, 0, False),  # it says so itself: it has its time to mend that
+        (True, Service.READY, 1, False),
+    ],
+)
+async def test_home_takes_back_what_no_request_reaches_though_its_delegate_says_that_it_serves(
+    origin: Origin, placed: bool, service: Service, answered: int, breached: bool
+) -> None:
+    """Its coordinator answers all the time."""
+    await origin.run(1.0)
+    name = origin.trades.delegated[KEY].agreement
+    origin.home.placed = placed
+    origin.wire.regions["a"].service = service
+    report = replace(NOTHING, requests=100)
+    for _ in range(8):
+        report = replace(report, requests=report.requests + 2 + answered, errors=report.errors + 2)
+        origin.home.seen = {name: report}
+        await origin.run(1.5)
+    left = origin.trades.delegated.get(KEY)
+    if not breached:
+        assert left is not None
+        assert left.wanted
+        return
+    assert left is None or left.is_broken, "home serves with what it has"
+    assert "BREACHED" in await origin.log()
+
+
+async def test_what_failed_for_a_moment_is_not_taken_back(origin: Origin) -> None:
+    """And is asked nothing any more."""
+    await origin.run(1.0)
+    name = origin.trades.delegated[KEY].agreement
+    origin.home.placed = True
+    origin.home.seen = {name: replace(NOTHING, requests=100)}
+    await origin.run(3.0)
+    origin.home.seen = {name: replace(NOTHING, requests=120, errors=20)}
+    await origin.run(30.0)
+    assert origin.trades.delegated[KEY].wanted
+
+
+async def test_what_is_to_come_home_after_a_notice_waits_for_no_answer_that_cannot_come(origin: Origin) -> None:
+    """The other region gave notice, and its gateways are beyond reach: home compares nothing with it."""
+    await origin.run(1.0)
+    name = origin.trades.delegated[KEY].agreement
+    origin.home.placed = True
+    origin.wire.regions["a"].service = Service.STOPPING
+    await origin.trades.noticed(Heard("a", Notice(name, "a", Code.NODE_CORDONED, Seconds(60.0)), b"signed"))
+    await origin.run(1.0)
+    assert origin.trades.delegated[KEY].returns
+    for errors in range(4, 40, 4):
+        origin.home.seen = {name: replace(NOTHING, requests=errors, errors=errors)}
+        await origin.run(1.5)
+    assert origin.trades.delegated[KEY].is_broken
+    assert origin.trades.delegated[KEY].ready, "who cannot be served at home is sent there all the same"
+    assert (await origin.log()).count("BREACHED") == 1

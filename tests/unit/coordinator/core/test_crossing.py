@@ -1,7 +1,9 @@
 """Live moves of a whole workload to another region and home, as the region's steps make them."""
 
 import math
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import pytest
@@ -16,10 +18,12 @@ from shoal.coordinator.core.migration.crossing import barred_of, courses_of, que
 from shoal.coordinator.core.migration.expected import fetched_for
 from shoal.coordinator.core.migration.machine import cancelled
 from shoal.coordinator.core.migration.model import (
+    P95,
     Aborted,
     Cause,
     Done,
     Draining,
+    Figures,
     Migration,
     Planned,
     Preparing,
@@ -32,6 +36,7 @@ from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Crossing, Phase, Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Role
+from shoal.types.latency import bucket_of
 from shoal.types.migration import Window
 from shoal.types.route import Endpoint, EndpointState
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, UsdPerHour, Wall
@@ -560,6 +565,146 @@ def test_what_an_operator_moved_stays_there_however_short_its_drain(region: Regi
     assert shares(region, "gw") == (0.0, 1.0)
 
 
+# -- the guard: what is counted anew judges nobody ---------------------------------------------------------------------
+
+AT_HOME_S = 0.01
+
+
+@dataclass
+class Front:
+    """Of home's gateway: what it counts under the agreement, there and at home."""
+
+    region: Region
+    counts: dict[str, list[float]] = field(default_factory=dict)
+
+    def sent(self, there_s: float, requests: int = 30) -> None:
+        """So many requests to each of the two, then one step."""
+        for agreement, seconds in (("g-1", there_s), ("g-1/home", AT_HOME_S)):
+            self.counts.setdefault(agreement, []).extend([seconds] * requests)
+        self.region.agents["gw"].crossings = tuple(
+            Crossing(name, "us-east", len(each), 0, Seconds(sorted(each)[-1]), counts_of(each))
+            for name, each in self.counts.items()
+        )
+        self.region.step()
+
+    def anew(self) -> None:
+        """It is another process now, which was ready between two beats."""
+        self.counts = {}
+
+    def until_over(self, there_s: float, steps: int = 200) -> Migration:
+        for _ in range(steps):
+            if the_one(self.region).stage in ("done", "aborted", "rolling_back", "draining"):
+                return the_one(self.region)
+            self.sent(there_s)
+        raise AssertionError(f"never over: {the_one(self.region)}")
+
+
+def counts_of(seconds: Sequence[float]) -> tuple[int, ...]:
+    found = Counter(map(bucket_of, seconds))
+    return tuple(found[at] for at in range(max(found) + 1))
+
+
+@pytest.fixture
+def shifting(region: Region) -> Front:
+    """At the first step of a move to the other region."""
+    outward(region)
+    region.delegated = {KEY: AWAY}
+    until(region, Shifting)
+    return Front(region)
+
+
+def hurt(front: Front, victim: str) -> None:
+    """Begins anew, and the first requests after that are slow at the other region alone, whose way opens."""
+    region = front.region
+    if victim == "coordinator":
+        region.restart()
+        for name in region.agents:
+            region.reconnect(name)
+    elif victim == "gateway":
+        region.agents["gw"].front_ready = False
+        front.sent(0.01)
+        region.agents["gw"].front_ready = True
+        front.anew()
+    else:
+        front.anew()
+    for _ in range(3):
+        front.sent(0.5)
+
+
+@pytest.mark.parametrize("victim", ["gateway", "front", "coordinator"])
+def test_what_is_read_around_a_restart_judges_nobody(shifting: Front, victim: str) -> None:
+    shifting.sent(0.01)
+    hurt(shifting, victim)
+    assert the_one(shifting.region).stage == "shifting"
+    ended = shifting.until_over(0.01)
+    assert ended.stage == "draining", ended
+    assert [reading.passed for reading in ended.readings] == [True, True]
+    assert max(reading.target.p95_s for reading in ended.readings) < 0.02, "the slow ones are in no reading"
+    assert [each.note for each in ended.story if "anew" in each.note] == [
+        "25%, held anew: who counts the requests began anew"
+    ]
+
+
+@pytest.mark.parametrize("victim", ["", "gateway", "front", "coordinator"])
+def test_a_region_that_is_slow_trips_the_guard_whatever_began_anew(shifting: Front, victim: str) -> None:
+    shifting.sent(0.01)
+    if victim:
+        hurt(shifting, victim)
+    ended = shifting.until_over(0.05)
+    assert isinstance(ended.state, RollingBack), ended
+    assert ended.state.refusal.code is Code.GUARD_TRIPPED
+    assert ended.readings[-1].target.p95_s == pytest.approx(0.05, rel=0.05)
+
+
+def test_a_region_that_grows_slow_trips_the_guard_of_the_last_step_too(shifting: Front) -> None:
+    """Then home has no requests any more to be compared with: what it was like before counts."""
+    region = shifting.region
+    while shares(region, "gw") != (0.0, 1.0):
+        shifting.sent(0.01, 100)
+    for _ in range(20):
+        shifting.counts.setdefault("g-1", []).extend([0.2] * 20)
+        region.agents["gw"].crossings = tuple(
+            Crossing(name, "us-east", len(each), 0, Seconds(0.2), counts_of(each))
+            for name, each in shifting.counts.items()
+        )
+        region.step()
+    ended = the_one(region)
+    assert isinstance(ended.state, RollingBack | Aborted), ended
+    assert ended.state.refusal.code is Code.GUARD_TRIPPED
+    assert ended.readings[-1].source.p95_s == pytest.approx(AT_HOME_S, rel=0.05)
+
+
+def test_while_no_gateway_counts_nothing_is_judged_and_the_deadline_ends_it(shifting: Front) -> None:
+    region = shifting.region
+    began = region.now
+    region.agents["gw"].front_ready = False
+    while isinstance(the_one(region).state, Shifting):
+        region.step()
+        assert region.now - began < 60.0
+    state = the_one(region).state
+    assert isinstance(state, RollingBack)
+    assert state.refusal.code is Code.MOVE_TIMEOUT
+    assert not the_one(region).readings
+
+
+def test_two_slow_ones_of_a_few_say_nothing_of_the_p95() -> None:
+    few = Figures(20, latencies=counts_of([0.01] * 18 + [0.5] * 2), p95_s=0.5)
+    many = Figures(2000, latencies=counts_of([0.01] * 1800 + [0.5] * 200), p95_s=0.5)
+    assert few.surely_s == pytest.approx(0.01, rel=0.05)
+    assert many.surely_s == pytest.approx(0.5, rel=0.05)
+    assert replace(few, latencies=()).surely_s == 0.5, "where nobody counted more closely"
+
+
+@given(st.lists(st.floats(1e-5, 1e3), max_size=60), st.lists(st.floats(1e-5, 1e3), min_size=1, max_size=60))
+def test_law_what_came_since_is_of_that_alone(before: list[float], after: list[float]) -> None:
+    first = Figures(len(before), latencies=counts_of(before) if before else ())
+    both = Figures(len(before) + len(after), latencies=counts_of([*before, *after]))
+    since = both.since(first)
+    assert since.requests == len(after)
+    assert since.p95_s == pytest.approx(sorted(after)[int(P95 * (len(after) - 1))], rel=0.05)
+    assert first.since(both) == first, "it began anew"
+
+
 # -- what it is begun for, and what came -------------------------------------------------------------------------------
 
 BID = offer("us-east", 0.01, 0.5, model=DIGEST, joules=Joules(0.2), cached=False, load_s=Seconds(4.0))
@@ -659,6 +804,7 @@ faults = st.lists(
 @given(faults, st.booleans())
 @example([(1, "restart"), (1, "restart"), (10, "breaks")], False)  # the agreement is lost while home drains
 @example([(1, "notice"), (1, "source")], False)  # home is lost while the move is taken back
+@example([(1, "source"), (1, "gateway"), (9, "restart")], False)  # the other region has it all at once
 def test_law_whatever_happens_on_the_way_someone_serves_and_it_ends(
     story: list[tuple[int, Fault]], back: bool
 ) -> None:  # fmt: skip

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from unit.coordinator.core.region import DIGEST
 
 from shoal.coordinator.controllers import records
+from shoal.coordinator.core.migration.guard import judged
 from shoal.coordinator.core.migration.machine import LIMITS, cancelled, placed, planned, step
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Cause,
     Done,
     Draining,
+    Figures,
     Migration,
     Place,
     Planned,
@@ -255,6 +257,15 @@ def test_the_guard(requests: int, errors: int, p95: float, after: float, *, trip
         assert move is not None
         assert (move.share, move.leaves) == (0.0, TARGET.assignment)
         assert not after_step.readings[-1].passed
+
+
+@pytest.mark.parametrize(("p95", "passes"), [(0.038, True), (0.076, False)])
+def test_the_few_requests_that_are_left_to_the_old_one_are_no_measure(p95: float, *, passes: bool) -> None:
+    """It took 25 ms while it had most of them, and 4 ms for the last."""
+    now = at(0)
+    last = Shifting(1, Figures(96, 0, 0.025), Figures(19, 0, 0.046), now, now, now)
+    found = judged(MigrationRule(steps=STEPS), last, Figures(134, 0, 0.004), Figures(153, 0, p95), Seconds(2.0))
+    assert found.passed == passes
 
 
 def test_a_source_that_is_lost_sends_a_verified_target_on_and_gives_up_another() -> None:

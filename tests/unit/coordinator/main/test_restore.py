@@ -240,6 +240,9 @@ class Meter:
     def count(self, name: str, **labels: str) -> None:
         self.counted.append((name, labels["code"]))
 
+    def add(self, name: str, amount: float, **labels: str) -> None:
+        pass
+
 
 class Yielding(ManualClock):
     """Moves as far as anybody wants to sleep, and lets others have their turn."""
@@ -247,6 +250,18 @@ class Yielding(ManualClock):
     async def sleep(self, seconds: Seconds) -> None:
         self.pass_(seconds)
         await asyncio.sleep(0.0)  # noqa: TID251
+
+
+async def test_a_folder_that_cannot_be_is_counted_as_any_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    world, clock, meter = await World.open(tmp_path / "store"), Yielding(), Meter()
+    backups = Backups("region", "eu", "sqlite", world.store, clock, dict, b"")
+    running = asyncio.ensure_future(Schedule(tmp_path / "file" / "none", 100.0, 3, backups, clock, meter).run())
+    await until(lambda: meter.counted or running.done(), 20.0, "one that fails")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await world.store.close()
+    assert set(meter.counted) == {("backups_failed", Code.DISK_FULL)}
 
 
 async def test_a_schedule_keeps_the_newest_and_counts_what_fails(tmp_path: Path) -> None:

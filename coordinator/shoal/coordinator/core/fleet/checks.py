@@ -8,7 +8,8 @@ from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
 from shoal.types.assignment import Crossing, Observed, Served, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
-from shoal.types.receipt import Receipt
+from shoal.types.latency import BUCKETS
+from shoal.types.receipt import MAX_SPREAD, Receipt
 from shoal.types.units import Bytes, Wall, show_bytes, show_seconds
 
 LATEST = Wall(2.0**33)
@@ -45,8 +46,8 @@ def check_receipt(receipt: Receipt, node: Node, wall: Wall) -> Refusal | None:
         return _receipt_absurd(
             receipt, f"memory {show_bytes(receipt.memory_bytes)}", f"0 to {show_bytes(_physical(device, node))}"
         )
-    if not 0 <= receipt.spread <= 10:
-        return _receipt_absurd(receipt, f"spread {receipt.spread:g}", "0 to 10")
+    if not 0 <= receipt.spread <= MAX_SPREAD:
+        return _receipt_absurd(receipt, f"spread {receipt.spread:g}", f"0 to {MAX_SPREAD:g}")
     for name, value, most in _rates(receipt):
         if math.isinf(value) or value > most or (value <= 0 and name not in MAY_BE_ZERO):
             return _receipt_absurd(receipt, f"{name} {value:g}", f"above 0, at most {most:g}, or NaN when not measured")
@@ -101,10 +102,15 @@ def check_status(status: Status, node: Node) -> Checked:
 
 
 def check_crossing(crossing: Crossing) -> Refusal | None:
-    counts = (crossing.requests, crossing.errors, crossing.latency_p95_s)
-    if all(0 <= count <= MOST_COUNT for count in counts):
-        return None
-    return _absurd(f"crossings of {crossing.agreement}", "count", max(counts, key=abs), "0 to 2^53")
+    where = f"crossings of {crossing.agreement}"
+    counts = (crossing.requests, crossing.errors, crossing.latency_p95_s, *crossing.latencies)
+    if not all(0 <= count <= MOST_COUNT for count in counts):
+        return _absurd(where, "count", max(counts, key=abs), "0 to 2^53")
+    if len(crossing.latencies) > BUCKETS:
+        return _absurd(where, "buckets of latency", len(crossing.latencies), f"at most {BUCKETS}")
+    if sum(crossing.latencies) > crossing.requests:
+        return _absurd(where, "latencies", sum(crossing.latencies), f"of {crossing.requests} requests")
+    return None
 
 
 def is_a_time(wall: Wall) -> bool:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from shoal.types.assignment import Crossing, Ingress, Observed, Version
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
+from shoal.types.link import OLDEST_PROTOCOL
 from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import PartitionRule
@@ -70,7 +71,8 @@ class NodeState:
     serial, roots: of its certificate and of the CAs that it trusts, as it says. skew_s: our wall clock less its own, as
     last heard; nothing is decided by it. hidden: the coordinator has lost what carried its session, so that its silence
     proves nothing; excused_until: it is not judged for its silence before. crossings: by agreement, as last said;
-    crossed: (requests, errors) of earlier fronts of the node, which began to count anew.
+    crossed: of earlier fronts of the node, which began to count anew. counts_since: when this coordinator first heard
+    that its front, as it is now, was ready. protocol: that of its session.
     """
 
     node: Node
@@ -100,7 +102,9 @@ class NodeState:
     hidden: bool = False
     excused_until: Elapsed = ORIGIN
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
-    crossed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    crossed: Mapping[str, Crossing] = field(default_factory=dict)
+    counts_since: Elapsed = ORIGIN
+    protocol: int = OLDEST_PROTOCOL
 
     @property
     def is_skewed(self) -> bool:

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from shoal.coordinator.core.fleet.checks import check_receipt, check_status, is_a_time
 from shoal.coordinator.core.fleet.state import Fleet, Liveness, NodeState, Timing, Twins
+from shoal.types import latency
 from shoal.types.assignment import Crossing, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Node
+from shoal.types.link import OLDEST_PROTOCOL
 from shoal.types.receipt import Receipt
 from shoal.types.units import Elapsed, Seconds, Wall
 
@@ -20,7 +22,13 @@ def restored(nodes: tuple[NodeState, ...], fleet: Fleet, now: Elapsed) -> Fleet:
     """The fleet as a coordinator starts with it: what the store knew, nobody heard yet, a full window of patience."""
     seen = {
         state.name: replace(
-            state, liveness=Liveness.NEVER_SEEN, since=now, connected=False, heard_at=now, reported=False
+            state,
+            liveness=Liveness.NEVER_SEEN,
+            since=now,
+            connected=False,
+            heard_at=now,
+            reported=False,
+            counts_since=now,
         )
         for state in nodes
     }
@@ -36,7 +44,10 @@ def retimed(fleet: Fleet, timing: Timing, now: Elapsed) -> Fleet:
     return replace(fleet, timing=timing, patient_until=patient_until)
 
 
-def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall, sent_at: Wall | None = None) -> Fleet:
+def connected(
+    fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall, sent_at: Wall | None = None,
+    protocol: int = OLDEST_PROTOCOL,
+) -> Fleet:  # fmt: skip
     """A session began. Until its first full status the node counts as it was last seen, unless it booted since.
 
     Only the first hello is a sign of life: who does not hear the answer says hello for ever. sent_at: by the node's
@@ -57,7 +68,7 @@ def connected(fleet: Fleet, node: Node, epoch: int, now: Elapsed, wall: Wall, se
             known, node=node, epoch=epoch, sequence=0, connected=True, receipts=receipts, last_seen=wall,
             heard_at=now if known.liveness is Liveness.NEVER_SEEN else known.heard_at,
             skew_s=known.skew_s if sent_at is None else _skew(known, sent_at, wall), revoked=False,
-            hidden=False, excused_until=excused,
+            hidden=False, excused_until=excused, protocol=protocol,
             readings={name: reading for name, reading in known.readings.items() if _has(node, name)},
         )
     )  # fmt: skip
@@ -82,6 +93,8 @@ def status_received(
     if status.sequence <= known.sequence:
         return fleet, ()
     checked = check_status(status, known.node)
+    ended = _ended(known, checked.crossings)
+    is_new = status.front_ready and not known.front_ready
     still_there = {key: each for key, each in known.observed.items() if key not in status.gone}
     known_observed = {} if status.full else still_there
     # What was known of an assignment whose figures were refused stays: it did not vanish.
@@ -103,7 +116,8 @@ def status_received(
         serial=status.serial or known.serial,
         roots=status.roots or known.roots,
         crossings={**known.crossings, **checked.crossings},
-        crossed=_crossed(known, checked.crossings),
+        crossed={**known.crossed, **ended},
+        counts_since=now if is_new or ended else known.counts_since,
     )
     return fleet.put(state), checked.refusals
 
@@ -219,18 +233,27 @@ def _skew(known: NodeState, stamp: Wall, wall: Wall) -> Seconds:
     return Seconds(wall - stamp) if is_a_time(stamp) else known.skew_s
 
 
-def _crossed(known: NodeState, now: Mapping[str, Crossing]) -> Mapping[str, tuple[int, int]]:
-    """A front that counts less than before began anew: what the one before it had counted is kept."""
-    ended = {
-        name: before for name, before in known.crossings.items() if name in now and now[name].requests < before.requests
-    }
-    if not ended:
-        return known.crossed
-    sums = {name: known.crossed.get(name, (0, 0)) for name in ended}
+def _ended(known: NodeState, now: Mapping[str, Crossing]) -> Mapping[str, Crossing]:
+    """A front that counts less than before began anew: what those before it had counted is kept."""
     return {
-        **known.crossed,
-        **{name: (sums[name][0] + each.requests, sums[name][1] + each.errors) for name, each in ended.items()},
+        name: united(known.crossed[name], before) if name in known.crossed else before
+        for name, before in known.crossings.items()
+        if name in now and _is_anew(now[name], before)
     }
+
+
+def _is_anew(now: Crossing, before: Crossing) -> bool:
+    return now.requests < before.requests or latency.since(now.latencies, before.latencies) is None
+
+
+def united(one: Crossing, other: Crossing) -> Crossing:
+    """What two fronts of a node counted under one agreement, the p95 as the second has it."""
+    return replace(
+        other,
+        requests=one.requests + other.requests,
+        errors=one.errors + other.errors,
+        latencies=latency.together(one.latencies, other.latencies),
+    )
 
 
 def _has(node: Node, device: str) -> bool:

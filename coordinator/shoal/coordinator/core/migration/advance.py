@@ -209,7 +209,7 @@ def _settled(
         if observed is not None and observed.phase is Phase.READY and (intent := holding().get(each.workload)):
             fetched = fetched_for(world, each)
             if away is not None:
-                brought = came_abroad(intent, each, away, observed, now, fetched)
+                brought = came_abroad(intent, each, away, crossing.figures_abroad(world.fleet, away), now, fetched)
             else:
                 brought = came(scope(), intent, each, observed, now, fetched)
             if brought is not None:
@@ -259,7 +259,7 @@ class _Scene:
             there = crossing.sight_of(target, migration, self._world, self._wall) if target is not None else Sight()
             turns = isinstance(migration.state, Preparing | Shifting)
             ends = crossing.ends(migration, self._world) if turns else None
-            return Seen(here, there, ends, deleted, waits, queued=turn is not None)
+            return Seen(here, there, ends, deleted, waits, turn is not None, crossing.counts_since(self._fleet))
         there = crossing.sight_of(source, migration, self._world, self._wall)
         here = self._sight(target, leaving=True) if target is not None else Sight()
         if not isinstance(migration.state, Draining):  # what it did after is read at its worker: so from the same count
@@ -275,12 +275,10 @@ class _Scene:
         ):
             here = replace(here, observed=replace(observed, phase=Phase.WARMING))
         broken = self._broken.get(target.assignment) if target is not None else None
-        return Seen(there, here, broken, deleted, waits, queued=turn is not None)
+        return Seen(there, here, broken, deleted, waits, turn is not None, crossing.counts_since(self._fleet))
 
     def _from_gateways(self, sight: Sight, migration: Migration) -> Sight:
-        if sight.observed is None:
-            return sight
-        return replace(sight, observed=crossing.seen_from_gateways(sight.observed, migration, self._fleet))
+        return replace(sight, figures=crossing.figures_at_home(self._fleet, migration))
 
     def _sight(self, place: Place, *, leaving: bool) -> Sight:
         """leaving: it counts until it is gone; else until it begins to go."""

@@ -12,11 +12,13 @@ from dataclasses import replace
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration.budget import CAN_WAIT, REGION_MOST, Held, Hold, holds_at_home
 from shoal.coordinator.core.migration.model import (
+    P95,
     Aborted,
     Alone,
     Cause,
     Done,
     Draining,
+    Figures,
     Migration,
     Place,
     Planned,
@@ -29,15 +31,15 @@ from shoal.coordinator.core.migration.model import (
 )
 from shoal.coordinator.core.migration.moves import WRONG, forbids
 from shoal.coordinator.core.placement.model import Aim
-from shoal.coordinator.core.workloads.delivered import delivered
+from shoal.coordinator.core.workloads.delivered import crossed
 from shoal.coordinator.core.workloads.model import Content, Course, Decision, Delegated, World
 from shoal.coordinator.core.workloads.routes import gateways
-from shoal.types.agreement import GUESTS, ServiceReport, home_side
-from shoal.types.assignment import Assignment, Observed, Phase, Served
+from shoal.types import latency
+from shoal.types.agreement import GUESTS, home_side
+from shoal.types.assignment import Assignment, Observed, Phase
 from shoal.types.codes import Code, Refusal
-from shoal.types.device import EnergySource
 from shoal.types.migration import Against, Verdict, Verification
-from shoal.types.units import Elapsed, Joules, Seconds, Wall
+from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import Intent, WorkloadKey
 
 UNDECIDED = Planned(Elapsed(0.0), Elapsed(0.0))
@@ -137,7 +139,6 @@ def sight_of(place: Place, migration: Migration, world: World, wall: Wall) -> Si
     away = world.delegated.get(migration.workload)
     if away is None or away.agreement != place.assignment or away.is_broken:
         return Sight()
-    served = _served(delivered(world.fleet, place.assignment), away.way_s)
     observed = Observed(
         assignment=place.assignment,
         workload=migration.workload,
@@ -152,20 +153,30 @@ def sight_of(place: Place, migration: Migration, world: World, wall: Wall) -> Si
         in_flight=0,
         restarts=0,
         measured=None,
-        served=(served,),
+        served=(),
         verdict=_verdict_at(migration.source, world.fleet),
     )
-    return Sight(assigned=True, seen=True, observed=observed)
+    return Sight(assigned=True, seen=True, observed=observed, figures=figures_abroad(world.fleet, away))
 
 
-def seen_from_gateways(observed: Observed, migration: Migration, fleet: Fleet) -> Observed:
-    """The replicas here, with the figures that compare with another region's: from the same gateways. As their own
-    workers count where these have none."""
+def figures_abroad(fleet: Fleet, away: Delegated) -> Figures:
+    """Of the other region, as this one's gateways count what they send there."""
+    return _figures(fleet, away.agreement, away.way_s)
+
+
+def figures_at_home(fleet: Fleet, migration: Migration) -> Figures | None:
+    """Of the replicas here, as the same gateways count. None where they have sent them nothing: as their own workers
+    count."""
     away = migration.target if migration.leaves_home else migration.source
-    report = delivered(fleet, home_side(away.assignment)) if away is not None else None
-    if report is None or not report.requests:
-        return observed
-    return replace(observed, served=(_served(report, Seconds(0.0)),))
+    found = _figures(fleet, home_side(away.assignment), Seconds(0.0)) if away is not None else None
+    return found if found is not None and found.requests else None
+
+
+def counts_since(fleet: Fleet) -> Elapsed | None:
+    """Since when all of this region's gateways that work have counted, without a break that this coordinator knows of,
+    its own beginning among them. None: none works."""
+    counting = (fleet.nodes[each.name] for each in gateways(fleet) if _is_ready(fleet, each.name))
+    return max((state.counts_since for state in counting), default=None)
 
 
 def is_whole(migration: Migration, decision: Decision, fleet: Fleet) -> bool:
@@ -220,9 +231,18 @@ def refusal_of(migration: Migration, turned: Mapping[WorkloadKey, Refusal]) -> R
     return turned.get(migration.workload) or unheard
 
 
-def _served(report: ServiceReport, way_s: Seconds) -> Served:
-    p95_s = Seconds(max(0.0, report.latency_p95_s - way_s))
-    return Served("", report.requests, report.errors, p95_s, p95_s, Joules(0.0), EnergySource.ESTIMATED)
+def _figures(fleet: Fleet, agreement: str, way_s: Seconds) -> Figures:
+    counted = tuple(crossed(fleet, agreement))
+    latencies = latency.together(*(each.latencies for each in counted))
+    latest_s = max((each.latency_p95_s for each in counted), default=0.0)
+    found = Figures(
+        requests=sum(each.requests for each in counted),
+        errors=sum(each.errors for each in counted),
+        p95_s=max(0.0, latest_s - way_s),
+        latencies=latencies,
+        way_s=way_s,
+    )
+    return replace(found, p95_s=found.quantile_s(P95)) if latencies else found
 
 
 def _newest(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, Migration]:

@@ -104,13 +104,13 @@ def came(
 
 
 def came_abroad(
-    intent: Intent, migration: Migration, away: Delegated, observed: Observed, now: Elapsed, fetched: Bytes | None
+    intent: Intent, migration: Migration, away: Delegated, figures: Figures, now: Elapsed, fetched: Bytes | None
 ) -> Came | None:  # fmt: skip
-    """What the other region did since a workload was there: latency as this region's gateways saw it, joules as it
-    meters them itself, the rest as it bid."""
+    """What the other region did since a workload was there: latency as this region's gateways saw it (figures),
+    joules as it meters them itself, the rest as it bid."""
     if not isinstance(migration.state, Done) or away.bid is None:
         return None
-    since = figures_of(observed).since(migration.state.target)
+    since = figures.since(migration.state.target)
     joules = away.joules if away.joules is not None and since.requests else math.nan
     carbon = away.bid.carbon * joules / away.bid.joules if away.bid.joules > 0 else math.nan
     latency_s = since.p95_s + away.way_s if since.requests else math.nan

@@ -1,9 +1,10 @@
 """Whether the new replica does as well as the old one while it takes more and more of its requests."""
 
 import math
+from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.migration.model import Figures, Reading, Shifting
+from shoal.coordinator.core.migration.model import Figures, Reading, Shifting, Sight
 from shoal.types.assignment import Observed
 from shoal.types.migration import MigrationRule
 
@@ -25,13 +26,20 @@ def figures_of(observed: Observed | None) -> Figures:
     )
 
 
+def counted(sight: Sight) -> Figures:
+    return sight.figures if sight.figures is not None else figures_of(sight.observed)
+
+
 def judged(rule: MigrationRule, step: Shifting, source: Figures, target: Figures, held_s: float) -> Reading:
-    """What came of both in this step. Without any request there is nothing to say against it."""
+    """What came of both in this step. Without any request there is nothing to say against it. The old one counts as it
+    was in the step before where that was longer, or where it had too few: of the few that are left to it at the end
+    the p95 is short."""
     old, new = source.since(step.source), target.since(step.target)
-    slow = (
-        new.requests >= ENOUGH and old.p95_s > 0 and new.p95_s > max(rule.guard_p95 * old.p95_s, old.p95_s + UNFELT_S)
-    )
-    return Reading(rule.steps[step.step], old, new, held_s, passed=not slow and not _failing(rule, new))
+    old = replace(old, p95_s=max(step.source.p95_s, old.p95_s if old.requests >= ENOUGH else 0.0))
+    bound_s = max(rule.guard_p95 * old.p95_s, old.p95_s + UNFELT_S)
+    slow = new.requests >= ENOUGH and old.p95_s > 0 and new.surely_s > bound_s
+    passed = not slow and not _failing(rule, new)
+    return Reading(rule.steps[step.step], replace(old, latencies=()), replace(new, latencies=()), held_s, passed)
 
 
 def tripped(rule: MigrationRule, reading: Reading) -> bool:

@@ -7,7 +7,7 @@ done here: what a state wants of the region is told by `moves.move_of`, and is t
 from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.migration.guard import figures_of, judged, tripped
+from shoal.coordinator.core.migration.guard import counted, judged, tripped
 from shoal.coordinator.core.migration.model import (
     Aborted,
     Alone,
@@ -90,9 +90,9 @@ def step(migration: Migration, seen: Seen, now: Elapsed, wall: Wall, limits: Lim
             return _shifting(migration, state, seen, now, wall, limits)
         case Draining(until=until):
             if not seen.source.assigned:
-                return _enter(migration, Done(now, figures_of(seen.target.observed)), wall)
+                return _enter(migration, Done(now, counted(seen.target)), wall)
             if now >= until:
-                done = Done(now, figures_of(seen.target.observed))
+                done = Done(now, counted(seen.target))
                 return _enter(migration, done, wall, "the old replica's node has not let go of it yet")
             return migration, ()
         case RollingBack(handing=True) as state:
@@ -224,8 +224,10 @@ def _shifting(
     if observed is None or observed.phase is not Phase.READY or not seen.target.seen:
         return migration, ()
     held_s = now - state.since
-    reading = judged(migration.rule, state, figures_of(seen.source.observed), figures_of(observed), held_s)
-    due = now >= state.due
+    reading = judged(migration.rule, state, counted(seen.source), counted(seen.target), held_s)
+    whole_from = None if seen.counts_since is None else Elapsed(seen.counts_since + limits.settle_s)
+    is_whole = whole_from is not None and state.since >= whole_from
+    due = is_whole and now >= state.due
     if tripped(migration.rule, reading) or (due and not reading.passed):
         read = replace(migration, readings=(*migration.readings, replace(reading, passed=False)))
         found = (
@@ -235,6 +237,8 @@ def _shifting(
             f"at most {migration.rule.guard_errors:.3%}, {migration.rule.guard_p95:g} x {reading.source.p95_s:.3g} s"
         )
         return _back(read, Refusal(Code.GUARD_TRIPPED, found, asked), now, wall, limits)
+    if not is_whole and whole_from is not None and now >= whole_from:
+        return _shift_again(migration, state, seen, now, wall, limits)
     if not due:
         return migration, ()
     read = replace(migration, readings=(*migration.readings, reading))
@@ -264,12 +268,32 @@ def _back(migration: Migration, refusal: Refusal, now: Elapsed, wall: Wall, limi
 
 
 def _shift(migration: Migration, index: int, seen: Seen, now: Elapsed, wall: Wall, limits: Limits) -> Stepped:
-    due = Elapsed(now + max(migration.rule.hold_s, limits.settle_s))
+    held_s = _held_s(migration, limits)
     stateful = seen.source.stateful
-    until = Elapsed(due + 2 * limits.report_s + (limits.hand_s if stateful else 0.0))
-    source, target = figures_of(seen.source.observed), figures_of(seen.target.observed)
+    again_s = held_s if migration.crosses else 0.0  # who counts for both may begin anew once
+    until = Elapsed(now + held_s + again_s + 2 * limits.report_s + (limits.hand_s if stateful else 0.0))
+    source, target = counted(seen.source), counted(seen.target)
+    if migration.readings and source.latencies:
+        source = replace(source, p95_s=migration.readings[-1].source.p95_s or source.p95_s)
     share = migration.rule.steps[index]
-    return _enter(migration, Shifting(index, source, target, now, due, until, stateful), wall, f"{share:.0%}")
+    state = Shifting(index, source, target, now, Elapsed(now + held_s), until, stateful)
+    return _enter(migration, state, wall, f"{share:.0%}")
+
+
+def _shift_again(
+    migration: Migration, state: Shifting, seen: Seen, now: Elapsed, wall: Wall, limits: Limits
+) -> Stepped:  # fmt: skip
+    """The same share, held from now on, to the same deadline: what was read before is of counts that broke off, and of
+    the time around that."""
+    source, due = counted(seen.source), Elapsed(now + _held_s(migration, limits))
+    source = replace(source, p95_s=state.source.p95_s or source.p95_s)
+    again = replace(state, source=source, target=counted(seen.target), since=now, due=due)
+    share = migration.rule.steps[state.step]
+    return _enter(migration, again, wall, f"{share:.0%}, held anew: who counts the requests began anew")
+
+
+def _held_s(migration: Migration, limits: Limits) -> Seconds:
+    return Seconds(max(migration.rule.hold_s, limits.settle_s))
 
 
 def _drain(migration: Migration, now: Elapsed, wall: Wall, limits: Limits, note: str = "") -> Stepped:

@@ -1,19 +1,23 @@
 """What is remembered of one live move of a replica, and what the machine is shown of the region."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
 from shoal.coordinator.core.placement.model import Aim
+from shoal.types import latency
 from shoal.types.assignment import Observed
 from shoal.types.codes import Refusal
+from shoal.types.latency import Counts
 from shoal.types.migration import MigrationRule, Verdict
 from shoal.types.units import Bytes, Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 NEVER: Final = Wall(0.0)
 START: Final = Elapsed(0.0)
+ALWAYS: Final = Elapsed(-math.inf)
+P95: Final = 0.95
 USUAL_SAMPLES: Final = MigrationRule().samples
 
 
@@ -153,23 +157,42 @@ class Proposal:
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What a replica has answered since it was ready, for all origins. p95_s: of the newest, 0 without any. joules: NaN
-    where unknown."""
+    where unknown. latencies: where they were counted by what led there; then the p95 is theirs, less `way_s`."""
 
     requests: int = 0
     errors: int = 0
     p95_s: float = 0.0
     joules: float = 0.0
+    latencies: Counts = ()
+    way_s: float = 0.0
 
     def since(self, before: "Figures") -> "Figures":
-        """What came after `before`; all of it where the counters began anew."""
-        if self.requests < before.requests:
+        """What came after `before`; all of it where the counters began anew, and nothing where others counted that."""
+        if before.latencies and not self.latencies:
+            return Figures()
+        counted = latency.since(self.latencies, before.latencies)
+        if self.requests < before.requests or counted is None:
             return self
-        return Figures(
-            self.requests - before.requests,
-            max(0, self.errors - before.errors),
-            self.p95_s,
-            self.joules - before.joules,
+        after = replace(
+            self,
+            requests=self.requests - before.requests,
+            errors=max(0, self.errors - before.errors),
+            joules=self.joules - before.joules,
+            latencies=counted,
         )
+        return replace(after, p95_s=after.quantile_s(P95)) if counted else after
+
+    @property
+    def surely_s(self) -> float:
+        """What so few answers show of the p95: with a chance of 1 in 40 that it is shorter."""
+        total = sum(self.latencies)
+        return self.quantile_s(P95 - 2 * math.sqrt(P95 * (1 - P95) / total)) if total else self.p95_s
+
+    def quantile_s(self, share: float) -> float:
+        """Of `latencies`; 0 without any."""
+        total = sum(self.latencies)
+        found = latency.quantile(enumerate(self.latencies), total, max(0.0, share)) if total else 0.0
+        return max(0.0, found - self.way_s)
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
@@ -364,7 +387,8 @@ class Migration:
 class Sight:
     """One of the two replicas now. assigned: it is in a desired set. lost: its node, device or place is gone for good.
     seen: what its node says counts now. observed: as its node says, None where it has not. stateful: its
-    requests are steps of sessions. counted: its node's front is there to count them."""
+    requests are steps of sessions. counted: its node's front is there to count them. figures: of what it has answered
+    where its region's gateways count that; None: as `observed` says."""
 
     assigned: bool = False
     lost: bool = False
@@ -372,6 +396,7 @@ class Sight:
     observed: Observed | None = None
     stateful: bool = False
     counted: bool = True
+    figures: Figures | None = None
 
     @property
     def has_sessions(self) -> bool:
@@ -383,7 +408,8 @@ class Sight:
 class Seen:
     """broken: why the new replica counts as failed. unwanted: why the region does not want this move any more, None
     where it does. waits: why it has no place yet. queued: it was not looked at, others of its
-    workload come first."""
+    workload come first. counts_since: since then one and the same counts the requests of both, and is heard; None:
+    nobody does now."""
 
     source: Sight
     target: Sight
@@ -391,6 +417,7 @@ class Seen:
     unwanted: Refusal | None = None
     waits: Refusal | None = None
     queued: bool = False
+    counts_since: Elapsed | None = ALWAYS
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,8 @@ def gain_of(offer: Offer, other: Offer, terms: Terms) -> float:
 
 def misses(offer: Offer, require: Requirements, limits: Limits, terms: Terms) -> Refusal | None:
     """The first thing asked that an offer does not meet, as it is believed; in the order of placement's constraints."""
+    if (absurd := _absurd(offer)) is not None:
+        return absurd
     latency, cost, joules = figures_of(offer, terms)
     if not require.may_be_in(offer.region, offer.residency):
         found = f"{offer.region} lies in {offer.residency or offer.region}"
@@ -179,6 +181,20 @@ def misses(offer: Offer, require: Requirements, limits: Limits, terms: Terms) ->
         if limit is not None and not value <= limit:
             found = "unknown there" if math.isnan(value) else show(value)
             return Refusal(code, found, f"at most {show(limit)}")
+    return None
+
+
+def _absurd(offer: Offer) -> Refusal | None:
+    """What no region can mean: it would be better than any that can. NaN is unknown."""
+    for name, value in (
+        ("a p95 in s", offer.latency_p95_s),
+        ("a price in USD/h", offer.cost),
+        ("energy in J", offer.joules),
+        ("carbon in g/h", offer.carbon),
+        ("a load in s", offer.load_s),
+    ):
+        if value < 0:
+            return Refusal(Code.MESSAGE_INVALID, f"{name} of {value:g}", "0 or more")
     return None
 
 

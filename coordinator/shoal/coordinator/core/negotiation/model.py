@@ -182,13 +182,15 @@ class Trade:
 class Wish:
     """How things stand, told again and again: this is the clock's tick as well. home_serves: all that is wanted at home
     is in service there. fails: this region's gateways see requests fail under the agreement that lasts, and none that
-    succeeds. to: of MOVED, the region. stays: of MOVED, there is no way back. live: it comes home by a live move, which
-    leaves the agreement when it is done; else at once, by notice."""
+    succeeds. unmet: the agreement of which they do for long, where home has a place; empty: none. to: of MOVED, the
+    region. stays: of MOVED, there is no way back. live: it comes home by a live move, which leaves the agreement when
+    it is done; else at once, by notice."""
 
     need: Need
     asked: str
     home_serves: bool = False
     fails: bool = False
+    unmet: str = ""
     to: str = ""
     stays: bool = False
     live: bool = False

@@ -105,7 +105,11 @@ REST_LEAST_S: Final = Seconds(1.0)
 REST_MOST_S: Final = Seconds(60.0)
 """Pauses after a round that nobody could meet double from the one to the other."""
 
+UNMET: Final = "no request is answered there, though it says that it serves"
+
 _ANY: Final = Elapsed(0.0)
+_SERVES: Final = (Service.READY, Service.STOPPING)
+"""What a delegate says that could be sent requests."""
 
 
 def step(trade: Trade, event: Event, now: Elapsed, fresh: str, *, origin: str, term_s: Seconds) -> Stepped:
@@ -364,6 +368,7 @@ def _wished(trade: Trade, wish: Wish, now: Elapsed, fresh: str, term_s: Seconds)
         if isinstance(trade.phase, Resting) and trade.phase.until > now:
             trade = replace(trade, phase=replace(trade.phase, until=now))
     done = _wished_phase(trade, wish, now, fresh, term_s)
+    done = done.plus(_unmet(done.trade, wish))
     return replace(done, trade=_make_way(done.trade, wish, now))
 
 
@@ -396,6 +401,8 @@ def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh:
     if wish.fails and now - phase.deal.heard_at >= LOST_S:
         left = Seconds(max(0.0, phase.deal.over_at - now))
         return _breach(trade, phase.deal, now, "neither it nor its gateways answer", stays=left)
+    if wish.unmet == phase.deal.agreement and phase.deal.service is Service.READY:
+        return _breach(trade, phase.deal, now, UNMET, stays=Seconds(max(0.0, phase.deal.over_at - now)))
     if wish.need is Need.HOME or (wish.need is Need.MOVED and wish.to != phase.deal.region):
         return _leave(trade, phase.deal, now, Code.AGREEMENT_ENDED, "it moves")
     if wish.need in (Need.MOVED, Need.HELD):
@@ -415,6 +422,18 @@ def _wished_active(trade: Trade, phase: Active, wish: Wish, now: Elapsed, fresh:
         after = replace(trade, better_at=_cooled(trade, now, fresh))
         return Stepped(after, (Compare(phase.deal.agreement, abroad=False),))
     return Stepped(trade)
+
+
+def _unmet(trade: Trade, wish: Wish) -> Stepped:
+    """What ends in good order, and answers nobody any more: home waits for nothing of it."""
+    broken = [
+        each
+        for each in trade.leaving
+        if each.deal.agreement == wish.unmet and each.code is not Code.BREACHED and each.deal.service in _SERVES
+    ]
+    leaving = tuple(replace(each, code=Code.BREACHED) if each in broken else each for each in trade.leaving)
+    notes = tuple(Noted("breached", each.deal.agreement, each.deal.region, Code.BREACHED, UNMET) for each in broken)
+    return Stepped(replace(trade, leaving=leaving), tuple(_account(each.deal, breached=True) for each in broken), notes)
 
 
 def _make_way(trade: Trade, wish: Wish, now: Elapsed) -> Trade:

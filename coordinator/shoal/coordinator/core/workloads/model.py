@@ -167,9 +167,8 @@ class Delegated:
     precision: str = ""
     returns: str = ""
     way_s: Seconds = Seconds(0.0)
-    bid: Offer | None = field(
-        default=None, compare=False
-    )  # an agreement is of one; what is unknown of it equals nothing
+    # Not compared: an agreement is of one, and what is unknown of an offer (NaN) equals nothing.
+    bid: Offer | None = field(default=None, compare=False)
     joules: float | None = None
 
     @property

@@ -1,6 +1,7 @@
 """Which bid is taken: one objective for home and for bids, margin, the smallest relaxation, distrust."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from shoal.coordinator.core.negotiation.choice import choose, gain_of_home
 from shoal.types.agreement import Delivered
 from shoal.types.codes import Code
 from shoal.types.offer import Answer, Offer
-from shoal.types.units import Seconds, UsdPerHour
+from shoal.types.units import GramsPerHour, Joules, Seconds, UsdPerHour
 from shoal.types.workload import DelegationMode, Limits, Weights
 
 
@@ -62,6 +63,23 @@ def test_what_is_asked_is_asked_again_at_home(bid: Offer, code: Code) -> None:
     assert choice.winner is None
     assert choice.judged[0].refusal is not None
     assert choice.judged[0].refusal.code is code
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"latency_p95_s": Seconds(-0.001)},
+        {"cost": UsdPerHour(-1.0)},
+        {"joules": Joules(-math.inf)},
+        {"carbon": GramsPerHour(-1.0)},
+        {"load_s": Seconds(-1.0)},
+    ],
+)
+def test_what_would_be_better_than_anything_real_is_not_taken(absurd: dict[str, float]) -> None:
+    choice = choose([replace(offer("a"), **absurd), offer("b", cost=9.0)], terms())  # type: ignore[arg-type]
+    assert choice.winner is not None
+    assert choice.winner.region == "b"
+    assert [each.refusal.code for each in choice.judged if each.refusal is not None] == [Code.MESSAGE_INVALID]
 
 
 def test_a_region_that_the_policy_does_not_name_is_not_taken() -> None:

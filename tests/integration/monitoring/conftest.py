@@ -1,0 +1,72 @@
+"""A federation of two regions on etcd, a coordinator beside it that keeps backups, a Prometheus that reads them all.
+
+Everything of this folder is `-m long`. The rules are those of the repository, on a shorter clock (`hurried`)."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from harness.coordinator import Coordinator
+from harness.pki import Files
+from harness.prometheus import RULES, Prometheus, config, scraping
+from harness.stack import Stack, region
+from harness.wait import wait_until
+from shoal.types.device import Role
+
+EVERY_S: Final = 1.0
+"""Between two scrapes, and two looks at the rules."""
+WINDOWS: Final = {"5m": "15s", "15m": "60s", "30m": "60s", "1h": "60s"}
+"""What the ranges of the rules become."""
+FOR: Final = "3s"
+FLEET: Final = (("plain-cpu", ""), ("cloud-gpu", "nvidia-l4"))
+"""The emulated one tells its power."""
+REACHED_WITHIN_S: Final = 60.0
+
+
+def hurried(text: str) -> str:
+    """The rules with shorter ranges, and `for` of 3 s: what they ask and their bounds are as written."""
+    told = yaml.safe_load(text)
+    for rule in (rule for group in told["groups"] for rule in group["rules"]):
+        rule["expr"] = re.sub(r"(\[|offset )(\w+)", lambda found: found[1] + WINDOWS[found[2]], rule["expr"])
+        if "for" in rule:
+            rule["for"] = FOR
+    return str(yaml.safe_dump(told))
+
+
+@pytest.fixture(scope="package")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """`home` and `home-2`, each with `plain-cpu` and the emulated `cloud-gpu`, in a federation; their state in etcd."""
+    folder = tmp_path_factory.mktemp("watched")
+    with region(folder, 2, regions=2, federation=1, store="etcd", fleet=FLEET) as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """A coordinator of region `eu`; a test starts it anew with the flags that it needs."""
+    found = Coordinator(tmp_path_factory.mktemp("keeper"))
+    found.start(flags=("--archive-dir", str(found.folder / "archive"), "--archive-every", "3600"))
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="package")
+def prometheus(stack: Stack, keeper: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    folder: Path = tmp_path_factory.mktemp("prometheus")
+    keeper.certificate(Role.VIEWER, "prometheus", valid_s=3600.0).write(folder / "eu")
+    rules = folder / "rules.yml"
+    rules.write_text(hurried(RULES.read_text()))
+    found = Prometheus(folder)
+    try:
+        said: dict[str, Any] = config(stack, every_s=EVERY_S, rule_files=[rules])
+        files = Files(*(folder / "eu" / name for name in ("cert.pem", "key.pem", "ca.pem")))
+        said["scrape_configs"].append(scraping("eu", files, [("shoal-coordinator", "keeper", keeper.metrics)]))
+        found.start(said)
+        wait_until(lambda: found.at("up") and not found.down(), REACHED_WITHIN_S, "every page to be read")
+        yield found
+    finally:
+        found.end()

@@ -1,0 +1,206 @@
+"""F41: versions N and N-1 mixed in every pairing; a rolling upgrade, and the way back, under load."""
+
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.report import record
+from harness.stack import PATIENCE_S, Load, documents, on_nodes, policy, workload
+from harness.versions import EARLIER, LATER, NOW, MixedStack, earlier, later, mixed, of_history
+from harness.wait import wait_until
+from shoal.client import Inference
+from shoal.devstack.layout import Asked
+from shoal.types.codes import ShoalError
+
+pytestmark = pytest.mark.alone
+
+PREVIOUS = "ced26d75c3c3321d41973a3ca8e0fadde5be1682"
+"""A commit of some time ago, whose whole test suite passed."""
+AGENTS = ("plain-cpu", "edge-npu")
+INSIST_S = 30.0
+"""Clients of a front that is gone ask another."""
+PACE = ("--hold", "0", "--within", "120", "--wave", "50%", "--max-slower", "1000")
+X = np.array([[-1, 2, -3, 4]], np.float32)
+
+
+def load_on(stack: MixedStack, name: str) -> Load:
+    others = tuple(stack.port(agent, "grpc") for agent in AGENTS)
+    return Load(stack.port("gateway", "grpc"), stack.client_files, name, clients=2, others=others, insist_s=INSIST_S)
+
+
+def upgrade(stack: MixedStack, number: str, *more: str) -> str:
+    """What `shoal upgrade` said."""
+    done = stack.shoal("upgrade", "--to", number, "--exec", stack.installer, *PACE, *more, timeout=300.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def halts(stack: MixedStack) -> None:
+    """At the first node, where the command fails; the next upgrade goes on from there."""
+    done = stack.shoal("upgrade", "--to", "7.7.7", "--exec", stack.installer, *PACE)
+    assert done.returncode == 255
+    assert "there is no version 7.7.7" in done.stderr, done.stderr
+    with stack.api() as api:
+        assert sum(view.cordoned for view in api.get("nodes").nodes) == 1
+
+
+def rolls(stack: MixedStack, *numbers: str) -> Load:
+    """All of a region goes from version to version while it serves; the load when it is over."""
+    stack.apply(documents(policy("either", on_nodes(AGENTS)), workload("steady", "relu", "either")))
+    stack.serves("steady")
+    with load_on(stack, "steady") as load:
+        for number in numbers:
+            upgrade(stack, number, "--component", "coordinator")
+            said = upgrade(stack, number).splitlines()
+            assert [line for line in said if line.startswith("wave")][-1].endswith(": gateway"), said
+            assert set(stack.runs().values()) == {number}
+            load.wait_for(20)
+        assert not stack.doctor()
+    with stack.api() as api:
+        assert not [view.node.name for view in api.get("nodes").nodes if view.cordoned], "an upgrade that halted, too"
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    return load
+
+
+BRISK = """  migration: {shift: {steps: [100%], hold: 500ms}, drain: 1s}
+"""
+
+
+def test_f41_an_upgrade_under_load_loses_nothing(tmp_path: Path) -> None:
+    """An agent and the gateway, of a version without the newest fields, join others, which add one to each message."""
+    places = {EARLIER: earlier(tmp_path / "earlier"), LATER: later(tmp_path / "later")}
+    ahead = {"coordinator": LATER, "edge-npu": LATER}
+    with mixed(tmp_path, places, EARLIER, Asked(agents=2), ahead) as stack:
+        stack.apply(documents(policy("either", on_nodes(AGENTS[:1]) + BRISK), workload("steady", "relu", "either")))
+        stack.serves("steady")
+        stack.apply(policy("either", on_nodes(AGENTS) + BRISK))
+        with load_on(stack, "steady") as load:
+            said = upgrade(stack, LATER).splitlines()
+            load.wait_for(10)
+        assert [line for line in said if line.startswith("wave")] == ["wave 1 of 2: plain-cpu", "wave 2 of 2: gateway"]
+        assert set(stack.runs().values()) == {LATER}
+        assert not stack.doctor()
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    record("F41", "P", 1, upgraded="an agent, the gateway", lost=0, answered=load.answered())
+
+
+@pytest.mark.long
+def test_f41_a_rolling_upgrade_and_the_way_back_under_load_lose_nothing(tmp_path: Path) -> None:
+    places = {EARLIER: earlier(tmp_path / "earlier"), LATER: later(tmp_path / "later")}
+    with mixed(tmp_path, places, EARLIER, Asked(agents=2)) as stack:
+        halts(stack)
+        load = rolls(stack, LATER, EARLIER)
+    record("F41", "P", 2, upgraded="coordinator, agents, gateway, and back", lost=0, answered=load.answered())
+
+
+def previous(folder: Path) -> dict[str, str]:
+    place = of_history(folder, PREVIOUS)
+    if place is None:
+        pytest.skip(f"the history that is here does not reach {PREVIOUS:.7}")
+    return {EARLIER: place}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("link", ["grpc", "mqtt"])
+def test_f41_an_upgrade_from_the_version_before_and_the_way_back(tmp_path: Path, link: str) -> None:
+    with mixed(tmp_path, previous(tmp_path / "before"), EARLIER, Asked(agents=2, link=link)) as stack:
+        halts(stack)
+        load = rolls(stack, NOW, EARLIER)
+    record("F41", "P", 1, link=link, upgrade="and downgrade", lost=0, answered=load.answered())
+
+
+PARTS = ("plain-cpu", "edge-npu", "coordinator", "gateway", "federation-1")
+
+
+def walk() -> list[tuple[str, ...]]:
+    """Every subset of the parts once, each by one part from the one before: Gray's order."""
+    rows: list[tuple[str, ...]] = []
+    for bits in product((0, 1), repeat=len(PARTS)):
+        gray = [bit ^ before for bit, before in zip(bits, (0, *bits[:-1]), strict=True)]
+        rows.append(tuple(part for part, bit in zip(PARTS, gray, strict=True) if bit))
+    assert len(set(rows)) == 2 ** len(PARTS)
+    assert all(len(set(one) ^ set(other)) == 1 for one, other in pairwise(rows))
+    return rows
+
+
+def exchanged(stack: MixedStack, part: str, number: str) -> None:
+    """That part runs that version; an agent is emptied before."""
+    with stack.api() as api:
+        if part in AGENTS:
+            api.drain(part)
+            wait_until(lambda: not at(stack, part), PATIENCE_S, f"{part} to be empty", every_s=0.1)
+        stack.install(part, number)
+        if part in AGENTS:
+            wait_until(lambda: is_ready(stack, part), PATIENCE_S, f"{part} to be back", every_s=0.1)
+            api.cordon(part, cordoned=False)
+
+
+def at(stack: MixedStack, node: str) -> list[str]:
+    return [row.assignment.id for row in stack.placements() if row.node == node]
+
+
+def is_ready(stack: MixedStack, node: str) -> bool:
+    with stack.api() as api:
+        (view,) = api.get("nodes", node).nodes
+    return bool(view.liveness == "ready" and view.front_ready)
+
+
+def answers(client: Inference, name: str) -> bool:
+    try:
+        (found,) = client.infer(name, {"x": X}).outputs.values()
+    except ShoalError:
+        return False
+    assert np.array_equal(np.asarray(found), np.maximum(X, 0)), found
+    return True
+
+
+STRETCH = 4
+"""Pairings that one region is led through."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("start", range(0, 2 ** len(PARTS), STRETCH))
+def test_f41_every_pairing_with_the_version_before(tmp_path: Path, start: int) -> None:
+    """Two agents, their coordinator, their gateway and the federation, each of either version: 32 pairings, beside a
+    region of this one. In each, requests at home and abroad are answered, and a live move is compared and done."""
+    places, rows = previous(tmp_path / "before"), walk()[start : start + STRETCH]
+    abroad = ("home-2-coordinator", "home-2-gateway", "home-2-plain-cpu")
+    chosen = dict.fromkeys((*abroad, *rows[0]), NOW)
+    with mixed(tmp_path, places, EARLIER, Asked(agents=2, regions=2, federation=1, neighbours=1), chosen) as stack:
+        delegate = "  require: {residency: [home-2]}\n  federation: {delegate: when-infeasible}\n"
+        stack.apply(documents(policy("either", on_nodes(AGENTS) + BRISK), workload("steady", "relu", "either")))
+        stack.apply(documents(policy("far", delegate), workload("away", "relu", "far")))
+        stack.serves("steady")
+        with load_on(stack, "steady") as load, Inference(stack.info.client) as client:
+            now = rows[0]
+            for row in rows:
+                for part in set(row) ^ set(now):
+                    exchanged(stack, part, NOW if part in row else EARLIER)
+                now = row
+                wait_until(stack.all_heard, PATIENCE_S, f"{row}: every node to be heard", every_s=0.1)
+                wait_until(lambda: answers(client, "away"), PATIENCE_S, f"{row}: an answer from abroad", every_s=0.1)
+                moves(stack)
+                load.wait_for(5)
+            assert not stack.doctor()
+        verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    record("F41", "P", len(rows), pairings=len(rows), lost=0, answered=load.answered())
+
+
+def moves(stack: MixedStack) -> None:
+    """The workload goes from one agent to the other, compared."""
+    (placed,) = stack.serves("steady")
+    target = next(each for each in AGENTS if each != placed.node)
+    with stack.api() as api:
+        begun = api.migrate("default", "steady", target)
+
+        def over() -> bool:
+            (one,) = api.get("migrations", begun.id).migrations
+            assert one.stage != "aborted", one
+            return bool(one.stage == "done" and one.verdict.passed)
+
+        wait_until(over, PATIENCE_S, "the move to be done", every_s=0.1)

@@ -1,0 +1,280 @@
+"""An upgrade in waves, driven on a fleet that is a few values."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.cli import rollout
+from shoal.cli.commands.upgrade import RECOUNT_S, Tally
+from shoal.cli.rollout import (
+    Admit,
+    Asked,
+    Change,
+    Drain,
+    Empty,
+    Hook,
+    Install,
+    Leaving,
+    Over,
+    Part,
+    Seen,
+    Service,
+    Watch,
+)
+from shoal.types.codes import Code
+from shoal.v1 import nouns_pb2, operator_pb2
+
+OLD, NEW = "0.1.0", "0.2.0"
+ASKED = Asked(NEW, share=0.2, hold_s=30.0, within_s=100.0)
+
+
+def agents(count: int, **more: int) -> dict[str, Part]:
+    """more: replicas, by name."""
+    names = [f"n{number:02}" for number in range(count)]
+    return {name: Part(name, OLD, True, replicas=more.get(name, 1)) for name in names}
+
+
+@dataclass
+class Fleet:
+    """Empties, installs and serves as told, a second a look. stuck, broken, never: of these nodes a drain leaves
+    something, the command fails, the new version does not come back."""
+
+    parts: dict[str, Part]
+    stuck: frozenset[str] = frozenset()
+    broken: frozenset[str] = frozenset()
+    never: frozenset[str] = frozenset()
+    failing_with: str = ""
+    """This version fails a tenth of the requests."""
+    cordoned: set[str] = field(default_factory=set)
+    installed: list[str] = field(default_factory=list)
+    at_once: int = 0
+    hooks: dict[str, Hook] = field(default_factory=dict)
+    service: Service = field(default_factory=Service)
+    to: str = NEW
+    now: float = 0.0
+
+    def look(self) -> Seen:
+        self.now += 1
+        failing = any(part.version == self.failing_with for part in self.parts.values())
+        self.service = Service(self.service.requests + 10, self.service.failed + failing, {"default/w": 0.01})
+        leaving = {name: Leaving(0, ("w-1 stays: NO_CANDIDATE",)) for name in self.stuck}
+        ready = frozenset(part.name for part in self.parts.values() if part.ready)
+        return Seen(tuple(self.parts.values()), ready, self.service, frozenset(), leaving, dict(self.hooks))
+
+    def perform(self, effect: rollout.Effect) -> None:
+        match effect:
+            case Drain(names):
+                self.cordoned |= set(names)
+                for name in set(names) - self.stuck:
+                    self.parts[name] = replace(self.parts[name], replicas=0)
+            case Install(names):
+                self.installed += names
+                self.at_once = max(self.at_once, len(names))
+                for name in names:
+                    self.hooks[name] = Hook(True, "status 1: no such image" if name in self.broken else "")
+                    version = self.parts[name].version if name in self.broken | self.never else self.to
+                    ready = name not in self.never
+                    self.parts[name] = replace(self.parts[name], version=version, ready=ready)
+            case Admit(names):
+                self.cordoned -= set(names)
+
+    def run(self, asked: Asked = ASKED, looks: int = 10_000) -> Over:
+        """As the command does; it dies after so many looks."""
+        self.to = asked.version
+        course, effects = rollout.begun(self.look(), asked, self.now)
+        for _ in range(looks):
+            for effect in effects:
+                self.perform(effect)
+            if isinstance(course.stage, Over):
+                return course.stage
+            course, effects = rollout.step(course, self.look(), asked, self.now)
+        return Over(("cut off",))
+
+
+def test_one_alone_then_a_share_at_a_time_the_emptiest_first() -> None:
+    parts = agents(10, n07=0, n03=5)
+    planned = rollout.waves(parts.values(), ASKED)
+    assert planned[0] == ("n07",)
+    assert [len(wave) for wave in planned] == [1, 2, 2, 2, 2, 1]
+    assert planned[-1] == ("n03",)
+    fleet = Fleet(parts)
+    assert fleet.run() == Over()
+    assert fleet.installed == [name for wave in planned for name in wave]
+    assert {part.version for part in fleet.parts.values()} == {NEW}
+    assert not fleet.cordoned
+    assert fleet.now > 7 * ASKED.hold_s, "each wave was watched, and the time before the first"
+
+
+def test_gateways_go_last_and_never_most_of_them_at_once() -> None:
+    gateways = {name: Part(name, OLD, True, rank=1, drains=False) for name in ("g1", "g2", "g3")}
+    planned = rollout.waves({**gateways, **agents(2)}.values(), replace(ASKED, share=1.0))
+    assert planned == (("n00",), ("n01",), ("g1",), ("g2",), ("g3",))
+    fleet = Fleet({**gateways, **agents(2)})
+    assert fleet.run() == Over()
+    assert fleet.installed[2:] == ["g1", "g2", "g3"]
+
+
+@given(st.integers(1, 30), st.floats(0, 1), st.integers(0, 400))
+def test_wherever_it_dies_the_same_command_goes_on(count: int, share: float, looks: int) -> None:
+    fleet = Fleet(agents(count))
+    asked = replace(ASKED, share=share, hold_s=3.0)
+    fleet.run(asked, looks)
+    assert fleet.run(asked) == Over()
+    assert {part.version for part in fleet.parts.values()} == {NEW}
+    assert not fleet.cordoned
+    assert fleet.at_once <= max(1, count // 2)
+
+
+def test_a_version_that_fails_requests_halts_at_the_first_node() -> None:
+    fleet = Fleet(agents(10), failing_with=NEW)
+    over = fleet.run()
+    assert over.refusal is not None
+    assert over.refusal.code is Code.GUARD_TRIPPED
+    assert "requests failed" in over.refusal.found
+    assert f"--to {OLD}" in over.refusal.remedy
+    assert len(fleet.installed) == 1
+    back = Fleet(fleet.parts, failing_with=NEW)
+    assert back.run(replace(ASKED, version=OLD)) == Over(), "the way back is the same way"
+    assert len(back.installed) == 1
+
+
+def test_what_failed_before_is_not_held_against_it() -> None:
+    fleet = Fleet(agents(4), failing_with=OLD)
+    assert fleet.run() == Over()
+
+
+def test_a_node_that_cannot_be_emptied_halts_and_is_left_as_it_was() -> None:
+    fleet = Fleet(agents(4), stuck=frozenset({"n00"}))
+    over = fleet.run()
+    assert over.refusal is not None
+    assert over.refusal.code is Code.CONFLICT
+    assert "n00: w-1 stays: NO_CANDIDATE" in over.refusal.found
+    assert "--in-place" in over.refusal.remedy
+    assert not fleet.installed
+    assert not fleet.cordoned
+    assert fleet.run(replace(ASKED, in_place=True)) == Over()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "found"),
+    [
+        ("broken", Code.CONFLICT, "n00: status 1: no such image"),
+        ("never", Code.NODE_NOT_READY, "n00 is not ready"),
+    ],
+)
+def test_a_node_that_does_not_come_back_halts_and_gets_no_work(fault: str, code: Code, found: str) -> None:
+    fleet = Fleet(agents(4))
+    setattr(fleet, fault, frozenset({"n00"}))
+    over = fleet.run()
+    assert over.refusal is not None
+    assert over.refusal.code is code
+    assert over.refusal.found == found
+    assert fleet.installed == ["n00"]
+    assert fleet.cordoned == {"n00"}
+
+
+def test_a_node_that_is_not_there_is_left_and_told() -> None:
+    parts = agents(3)
+    parts["n01"] = replace(parts["n01"], ready=False)
+    assert Fleet(parts).run() == Over(("n01",))
+
+
+def test_who_comes_back_late_with_the_version_may_work_again_too() -> None:
+    late = Part("late", NEW, False)
+    course, effects = rollout.begun(Seen((Part("n1", NEW, True), late)), ASKED, 0.0)
+    assert effects == (Admit(("n1",)),)
+    back = Seen((Part("n1", NEW, True), replace(late, ready=True)), service=Service())
+    course, effects = rollout.step(course, back, ASKED, ASKED.hold_s)
+    assert (course.stage, effects) == (Over(), (Admit(("n1", "late")),))
+
+
+def test_nothing_is_done_where_all_run_it() -> None:
+    fleet = Fleet({name: replace(part, version=NEW) for name, part in agents(3).items()}, cordoned={"n01"})
+    assert fleet.run() == Over()
+    assert not fleet.installed
+    assert not fleet.cordoned
+
+
+BEFORE = rollout.Before(
+    (OLD,), frozenset({"n00", "n01"}), frozenset({"old"}), 0.0, {"default/w": 0.010, "default/idle": 0.0}
+)
+WATCH = Watch(("n00",), 10.0, Service(100, 0))
+WELL = Seen((), BEFORE.nodes, Service(200, 0, {"default/w": 0.012, "default/idle": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("seen", "found", "passing"),
+    [
+        (WELL, "", False),
+        (replace(WELL, nodes=frozenset({"n00"})), "not ready any more: n01", True),
+        (replace(WELL, wrong=frozenset({"old", "invariant I1: x"})), "shoal doctor: invariant I1: x", True),
+        (replace(WELL, service=Service(200, 2, {})), "2 of 100 requests failed", False),
+        (replace(WELL, service=Service(200, 1, {})), "", False),
+        (replace(WELL, service=Service(110, 9, {})), "", False),
+        (replace(WELL, service=Service(200, 0, {"default/w": 0.026})), "default/w: p95 26.0 ms", True),
+    ],
+)
+def test_the_guards(seen: Seen, found: str, passing: bool) -> None:
+    refusal, may_pass = rollout.judge(BEFORE, WATCH, seen, ASKED)
+    assert (refusal.found if refusal is not None else "") == found
+    assert may_pass == passing
+
+
+def test_what_passes_is_given_time_and_then_halts() -> None:
+    course = rollout.Course(WATCH, BEFORE)
+    late = replace(WELL, nodes=frozenset({"n00"}), parts=(Part("n00", NEW, True), Part("n01", OLD, True)))
+    assert rollout.step(course, late, ASKED, 10.0) == (course, ())
+    after, _ = rollout.step(course, late, ASKED, 10.0 + rollout.GRACE_S)
+    assert isinstance(after.stage, Over)
+    assert after.stage.refusal is not None
+    after, effects = rollout.step(course, replace(late, nodes=BEFORE.nodes), ASKED, 11.0)
+    assert after.stage == Empty(("n01",), 111.0, Service(200, 0, WELL.service.p95_s if WELL.service else {}))
+    assert effects == (Drain(("n01",)),)
+
+
+def test_while_no_coordinator_answers_nothing_is_judged() -> None:
+    course = rollout.Course(WATCH, BEFORE)
+    blind = Seen((Part("c1:1", NEW, True, drains=False),))
+    assert rollout.step(course, blind, ASKED, 50.0) == (course, ())
+    after, _ = rollout.step(course, blind, ASKED, 10.0 + ASKED.within_s)
+    assert isinstance(after.stage, Over)
+    assert after.stage.refusal is not None
+    assert after.stage.refusal.code is Code.COORDINATOR_UNREACHABLE
+
+
+def test_while_no_coordinator_answers_nobody_counts_as_empty() -> None:
+    course = rollout.Course(Empty(("n00",), 100.0, Service()), BEFORE)
+    assert rollout.step(course, Seen(()), ASKED, 50.0) == (course, ())
+    after, effects = rollout.step(course, Seen(()), ASKED, 100.0)
+    assert isinstance(after.stage, Over)
+    assert effects == ()
+
+
+def test_coordinators_go_one_at_a_time_the_leader_last_and_are_not_drained() -> None:
+    parts = tuple(Part(f"c{n}:1", OLD, True, rank=int(n == 1), drains=False) for n in (1, 2, 3))
+    one = replace(ASKED, share=0.0)
+    assert rollout.waves(parts, one) == (("c2:1",), ("c3:1",), ("c1:1",))
+    course = rollout.Course(Watch((), 0.0, Service()))
+    after, effects = rollout.step(course, Seen(parts, service=Service()), one, 1.0)
+    assert isinstance(after.stage, Change)
+    assert effects == (Install(("c2:1",)),)
+
+
+def counted(requests: int, lost: int = 0) -> list[operator_pb2.WorkloadView]:
+    key = nouns_pb2.WorkloadKey(tenant="default", name="w")
+    ingress = nouns_pb2.Ingress(workload=key, origin="eu", requests=requests, lost=lost)
+    return [operator_pb2.WorkloadView(workload=key, ingress=[ingress])]
+
+
+def test_counts_that_begin_anew_or_come_late_are_no_requests() -> None:
+    tally, epochs = Tally(), {"n00": 1, "n01": 1}
+    assert tally.add(counted(5000, 40), (), epochs, 0.0) == Service(0, 0, {})
+    assert tally.add(counted(5010, 40), (), epochs, RECOUNT_S).requests == 10
+    assert tally.add(counted(5020, 41), (), epochs, RECOUNT_S + 1) == Service(20, 1, {})
+    again = {"n00": 1, "n01": 2}
+    assert tally.add(counted(2000, 1), (), again, 10.0) == Service(20, 1, {}), "a front began anew"
+    assert tally.add([], (), {"n00": 2, "n01": 3}, 20.0) == Service(20, 1, {}), "another coordinator"
+    assert tally.add(counted(9000, 50), (), {"n00": 2, "n01": 3}, 20.5) == Service(20, 1, {}), "which hears of it late"
+    assert tally.add(counted(9010, 50), (), {"n00": 2, "n01": 3}, 20.0 + RECOUNT_S) == Service(30, 1, {})

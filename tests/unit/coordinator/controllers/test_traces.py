@@ -1,0 +1,184 @@
+"""What a region tells of traces: stories from its store, requests from the fronts that had them."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.coordinator.controllers.test_migrations import two, until_over
+
+from harness.clock import ManualClock
+from harness.region import World
+from shoal.coordinator.controllers import traces
+from shoal.coordinator.controllers.events import Event, EventLog
+from shoal.coordinator.controllers.traces import TracesController
+from shoal.coordinator.core.migration.model import Migration
+from shoal.coordinator.core.placement.model import Aim
+from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.types.link import PROTOCOL, SpansAsked, SpansFound, ToAgent
+from shoal.types.trace import Span, SpanKind
+from shoal.types.units import Seconds, Wall
+from shoal.types.workload import WorkloadKey
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+KEY = WorkloadKey("default", "reader")
+
+
+def span(node: str, number: int = 1, **other: object) -> Span:
+    where = ("eu", node, "front")
+    made = Span(TRACE, f"{number:016x}", "", "request", SpanKind.SERVER, *where, Wall(1.0), Seconds(1.0))
+    return replace(made, **other)  # type: ignore[arg-type]
+
+
+class Fronts:
+    """Nodes that answer at once with what they keep; those that keep nothing say nothing. And a collector."""
+
+    wanted = True
+
+    def __init__(self, world: World, kept: dict[str, tuple[Span, ...]]) -> None:
+        self.kept = kept
+        self.collected: list[Sequence[Span]] = []
+        self.migrations: dict[str, Migration] = {}
+        region = world.region
+        self.traces = TracesController(
+            "eu",
+            self,
+            ManualClock(),
+            region.events,
+            region.ledger,
+            self,
+            migrations=lambda: self.migrations,
+            nodes=lambda: {name: 1 if name.startswith("earlier") else PROTOCOL for name in kept},
+            bids=lambda: None,
+        )
+
+    async def send(self, node: str, message: ToAgent) -> None:
+        assert isinstance(message, SpansAsked)
+        if self.kept[node]:
+            self.traces.answered("another", SpansFound(message.request, (span("forged"),)))
+            self.traces.answered(node, SpansFound(message.request, self.kept[node]))
+
+    async def end(self, node: str, refusal: Refusal, *, fatal: bool) -> None: ...
+
+    def told(self, spans: Sequence[Span]) -> None:
+        self.collected.append(spans)
+
+
+class Collected:
+    """ports.Traces"""
+
+    wanted = True
+
+    def __init__(self) -> None:
+        self.told_of: list[Sequence[Span]] = []
+
+    def told(self, spans: Sequence[Span]) -> None:
+        self.told_of.append(spans)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    opened = await World.open(tmp_path / "eu")
+    yield opened
+    await opened.store.close()
+
+
+async def test_of_a_request_every_node_tells_its_own_part_and_nobody_elses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "ANSWERS_S", 0.05)
+    lies = (span("b"), span("c", 9), span("b", 8, trace="f" * 32), span("b", 7, region="us"))
+    absurd = (
+        span("b", 6, began=Wall(float("nan"))),
+        span("b", 5, seconds=Seconds(-1.0)),
+        span("b", 4, began=Wall(1e300)),
+        span("b", 3, seconds=Seconds(1e300)),
+    )
+    fronts = Fronts(world, {"a": (span("a"), span("a", 2)), "b": (*lies, *absurd), "mute": ()})
+    found = await fronts.traces.find(TRACE)
+    assert [(each.node, each.id[-1]) for each in found.spans] == [("a", "1"), ("a", "2"), ("b", "1")]
+    assert (found.trace, found.silent) == (TRACE, ("mute",))
+
+
+async def test_f41_a_node_of_an_earlier_version_is_not_asked_for_what_it_does_not_know(world: World) -> None:
+    fronts = Fronts(world, {"a": (span("a"),), "earlier": (span("earlier"),)})
+    found = await fronts.traces.find(TRACE)
+    assert [each.node for each in found.spans] == ["a"]
+    assert found.silent == ("earlier",)
+
+
+async def test_one_that_nobody_knows_is_empty_and_what_is_no_id_is_refused(world: World) -> None:
+    fronts = Fronts(world, {})
+    assert (await fronts.traces.find(TRACE)).spans == ()
+    for name in ("m-1", "", "x" * 500, TRACE.upper(), f"{TRACE}\n"):
+        with pytest.raises(ShoalError) as refused:
+            await fronts.traces.find(name)
+        assert refused.value.code is Code.NOT_FOUND
+
+
+async def solicited(log: EventLog) -> None:
+    def event(code: str, subject: str, message: str) -> Event:
+        return Event(code, subject, message, workload=KEY)
+
+    await log.write(
+        event("SOLICITED", "s-1", "short"),
+        Event("PLACED", "a-7", "of no trade", workload=KEY),
+        event("BID", "s-1", "us  SLO_UNREACHABLE  round 1: p95 20ms, 1 x fp32  SLO_UNREACHABLE  2 USD/h"),
+        event("BID", "s-1", "asia  round 1: p95 20ms, 1 x fp32"),
+        event("AWARDED", "g-1", "asia  p95 20ms, 1 x fp32"),
+        event("GRANTED", "g-1", "asia  lease 60s"),
+    )
+
+
+@pytest.mark.parametrize("name", ["s-1", "g-1"])
+async def test_a_negotiation_is_found_by_its_names_and_its_trace(world: World, name: str) -> None:
+    await solicited(world.region.events)
+    fronts = Fronts(world, {})
+    found = await fronts.traces.find(name)
+    assert await fronts.traces.find(found.trace) == found
+    root, _solicit, dear, taken, award = found.spans
+    assert root.attributes["shoal.agreement"] == "g-1"
+    assert (dear.code, dear.attributes["shoal.to.region"]) == (Code.SLO_UNREACHABLE, "us")
+    assert (taken.code, taken.attributes["shoal.terms"]) == ("", "round 1: p95 20ms, 1 x fp32")
+    assert award.attributes["shoal.to.region"] == "asia"
+
+
+async def test_what_ended_is_told_once_and_only_where_somebody_collects(world: World) -> None:
+    await solicited(world.region.events)
+    fronts = Fronts(world, {})
+    fronts.traces.ended("g-1")
+    await fronts.traces.tell()
+    await fronts.traces.tell()
+    (told,) = fronts.collected
+    assert told == (await fronts.traces.find("s-1")).spans
+    fronts.wanted = False
+    fronts.traces.ended("g-1")
+    await fronts.traces.tell()
+    assert len(fronts.collected) == 1
+
+
+async def test_few_may_ask_all_nodes_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "SEEKERS", 0)
+    with pytest.raises(ShoalError) as many:
+        await Fronts(world, {}).traces.find(TRACE)
+    assert many.value.code is Code.OVERLOADED
+
+
+async def test_a_migration_is_told_when_it_is_over_and_known_after_a_restart(tmp_path: Path) -> None:
+    collected = Collected()
+    world = await World.open(tmp_path / "first", traces=collected)
+    source, target = await two(world)
+    begun = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    await world.region.traces.tell()
+    assert not collected.told_of, "it is under way"
+    assert (await world.region.traces.find(begun.id)).spans[0].open
+    await until_over(world, begun, source, target)
+    await world.region.traces.tell()
+    (told,) = collected.told_of
+    assert [span.name for span in told][:2] == ["migration", "planned"]
+    assert told[0].attributes["shoal.migration"] == begun.id
+    await world.store.close()
+    again = await World.open(tmp_path / "first", world)
+    assert (await again.region.traces.find(begun.id)).spans == told
+    assert (await again.region.traces.find(told[0].trace)).spans == told
+    await again.store.close()

@@ -1,0 +1,113 @@
+"""A migration as a trace."""
+
+from dataclasses import replace
+
+from shoal.coordinator.core.migration.model import (
+    Aborted,
+    Cause,
+    Done,
+    Draining,
+    Entered,
+    Figures,
+    Migration,
+    Place,
+    Reading,
+    Stage,
+)
+from shoal.coordinator.core.migration.spans import spans_of, trace_id
+from shoal.coordinator.core.placement.model import Aim
+from shoal.types.codes import Code, Refusal
+from shoal.types.migration import Against, InputsFrom, MigrationRule, Verdict
+from shoal.types.trace import Span
+from shoal.types.units import Elapsed, Wall
+from shoal.types.workload import WorkloadKey
+
+STAGES = (
+    (Stage.PLANNED, 0.0, "n-2"),
+    (Stage.RESERVED, 0.1, "n-2/cpu"),
+    (Stage.STAGING, 0.2, ""),
+    (Stage.WARMING, 1.0, ""),
+    (Stage.VERIFYING, 1.5, ""),
+    (Stage.SHIFTING, 2.0, "25%"),
+    (Stage.SHIFTING, 4.0, "100%"),
+    (Stage.DRAINING, 6.0, ""),
+    (Stage.DONE, 7.0, ""),
+)
+START = 1.7e9
+
+
+def story(*stages: tuple[Stage, float, str]) -> tuple[Entered, ...]:
+    return tuple(Entered(stage, Wall(START + at), note) for stage, at, note in stages)
+
+
+MOVE = Migration(
+    id="m-1",
+    workload=WorkloadKey("default", "reader"),
+    cause=Cause.OPERATOR,
+    actor="ops",
+    source=Place("a-1", "n-1", "cpu", "sha", "fp32"),
+    aim=Aim("n-2"),
+    rule=MigrationRule(),
+    state=Done(),
+    target=Place("a-2", "n-2", "cpu", "sha", "fp32"),
+    verdict=Verdict("m-1", True, None, "", Against.SOURCE, InputsFrom.GENERATED, 8),
+    readings=(
+        Reading(0.25, Figures(9), Figures(3, 0, 0.004), 2.0, True),
+        Reading(1.0, Figures(9), Figures(12, 1, 0.005), 2.0, True),
+    ),
+    story=story(*STAGES),
+)
+
+
+def named(spans: tuple[Span, ...], name: str) -> list[Span]:
+    return [span for span in spans if span.name == name]
+
+
+def test_a_whole_one_has_a_span_for_each_stage_and_they_fill_it() -> None:
+    root, *stages = spans_of(MOVE, "eu", Wall(START + 500.0))
+    assert (root.trace, root.name, root.parent, root.seconds) == (trace_id("eu", "m-1"), "migration", "", 7.0)
+    assert [span.name for span in stages] == [str(stage) for stage, _, _ in STAGES[:-1]]
+    assert all(span.parent == root.id for span in stages)
+    assert [span.ended for span in stages] == [span.began for span in stages[1:]] + [root.ended]
+    assert len({span.id for span in (root, *stages)}) == len(STAGES)
+    assert not any(span.code or span.open for span in (root, *stages))
+    assert (root.attributes["shoal.from"], root.attributes["shoal.to"]) == ("n-1/cpu", "n-2/cpu")
+    first, second = (span.attributes for span in stages if span.name == "shifting")
+    assert (first["shoal.requests"], second["shoal.requests"], second["shoal.errors"]) == ("3", "12", "1")
+    assert (first["shoal.note"], second["shoal.p95"]) == ("25%", "5ms")
+    (verifying,) = named(tuple(stages), "verifying")
+    assert (verifying.attributes["shoal.samples"], verifying.attributes["shoal.passed"]) == ("8", "true")
+    (draining,) = named(tuple(stages), "draining")
+    assert draining.attributes["shoal.where"] == "n-1/cpu"
+
+
+def test_the_same_spans_whenever_it_is_told() -> None:
+    assert spans_of(MOVE, "eu", Wall(0.0)) == spans_of(MOVE, "eu", Wall(START + 1e6))
+    underway = replace(MOVE, state=Draining(Elapsed(1.0), Elapsed(9.0)), story=MOVE.story[:-1])
+    told, later = spans_of(underway, "eu", Wall(START + 6.5)), spans_of(MOVE, "eu", Wall(0.0))
+    assert [span.id for span in told] == [span.id for span in later]
+    assert [(span.name, span.open) for span in told if span.open] == [("migration", True), ("draining", True)]
+    assert (told[-1].seconds, later[-1].seconds) == (0.5, 1.0)
+    assert spans_of(MOVE, "us", Wall(0.0))[0].trace != told[0].trace
+
+
+def test_what_failed_is_where_it_failed() -> None:
+    refusal = Refusal(Code.GUARD_TRIPPED, "too slow")
+    back = story(*STAGES[:6], (Stage.ROLLING_BACK, 2.5, str(refusal)), (Stage.ABORTED, 3.0, str(refusal)))
+    failed = replace(MOVE, state=Aborted(refusal, Elapsed(0.0)), story=back, readings=MOVE.readings[:1])
+    assert [(span.name, span.code) for span in spans_of(failed, "eu", Wall(0.0)) if span.code] == [
+        ("migration", Code.GUARD_TRIPPED),
+        ("shifting", Code.GUARD_TRIPPED),
+    ]
+    early = story(STAGES[0], (Stage.ABORTED, 600.0, "no room"))
+    never = replace(MOVE, state=Aborted(refusal, Elapsed(0.0)), story=early, target=None, verdict=None, readings=())
+    assert [(span.name, span.code) for span in spans_of(never, "eu", Wall(0.0))] == [
+        ("migration", Code.GUARD_TRIPPED),
+        ("planned", Code.GUARD_TRIPPED),
+    ]
+
+
+def test_one_that_leaves_home_says_where_its_trace_goes_on() -> None:
+    crossing = replace(MOVE, aim=Aim(region="us"), target=replace(MOVE.target or MOVE.source, region="us", node=""))
+    assert spans_of(crossing, "eu", Wall(0.0))[0].attributes["shoal.to.region"] == "us"
+    assert "shoal.to.region" not in spans_of(MOVE, "eu", Wall(0.0))[0].attributes
