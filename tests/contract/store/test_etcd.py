@@ -14,7 +14,9 @@ from harness.disk import Chance
 from harness.etcd import Etcd, etcd
 from shoal.coordinator.ports import StaleRevision, StoreOptions, Transaction
 from shoal.coordinator.store.etcd import members as calls
+from shoal.coordinator.store.etcd.members import FIRST_TRY_S, Member, Members, Pem
 from shoal.coordinator.store.etcd.store import EtcdStore
+from shoal.etcd import etcd_pb2
 from shoal.types.codes import Code, ShoalError
 
 
@@ -148,6 +150,32 @@ async def test_an_old_copy_of_etcd_is_told_from_the_state_that_was_acknowledged(
         assert store.recovery.code is Code.STORE_CORRUPT
         await store.backup()
         await store.close()
+
+
+async def test_a_member_that_cannot_be_reached_has_no_more_than_its_first_time(tmp_path: Path) -> None:
+    """As one that died, in each round of those asked while the others elect a leader and answer nothing."""
+    with etcd(tmp_path, members=3) as found:
+        certificate, key, ca = found.files.read()
+        asked = Members(found.endpoints, lambda: Pem(ca, certificate, key))
+        found.members[0].pause()
+        silent = found.endpoints[0]
+        limits: list[tuple[str, float]] = []
+
+        async def ask(member: Member, limit_s: float) -> etcd_pb2.RangeResponse:
+            limits.append((member.endpoint, limit_s))
+            answer = await member.kv.Range(etcd_pb2.RangeRequest(key=b"k"), timeout=limit_s)
+            if len(limits) > 6:
+                return answer
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, "no leader", None)
+
+        await asked.call(ask, exact=False)
+        await asked.close()
+    of_silent = [limit_s for endpoint, limit_s in limits if endpoint == silent]
+    of_others = [limit_s for endpoint, limit_s in limits if endpoint != silent]
+    assert len(of_silent) >= 3
+    assert set(of_silent) == {FIRST_TRY_S}
+    assert of_others[-1] > FIRST_TRY_S, "they have more, the longer it takes"
 
 
 async def test_several_share_one_etcd(cluster: Etcd, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from shoal.etcd import etcd_pb2, etcd_pb2_grpc
 from shoal.types.codes import Code, Refusal, ShoalError
 
 TRY_S: Final = 1.5
-"""One member's time to answer; the first ones have less, since what is sent while etcd elects its leader gets none."""
+"""A member's time to answer; the first ones have less, since what is sent while etcd elects its leader gets none."""
 FIRST_TRY_S: Final = 0.4
+"""Also all the time that a member has which is not connected: it is most likely the one that died."""
 PATIENCE_S: Final = 5.0
 PAUSE_S: Final = 0.05
 ANSWER_BYTES: Final = 512 * 2**20
@@ -79,6 +80,10 @@ class Member:
     watch: "etcd_pb2_grpc.WatchAsyncStub"
     lease: "etcd_pb2_grpc.LeaseAsyncStub"
 
+    @property
+    def connected(self) -> bool:
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
 
 class Members:
     """endpoints: HOST:PORT of each. newest: the highest revision that any answer told; cluster: its id, 0 unknown.
@@ -125,15 +130,18 @@ class Members:
         ends, doubtful, seen, limit_s = clock.time() + patience_s, False, self.newest, FIRST_TRY_S
         while True:
             member = self.preferred
+            tries_s = limit_s if member.connected else FIRST_TRY_S
             try:
-                answer = await ask(member, min(limit_s, max(0.05, ends - clock.time())))
+                answer = await ask(member, min(tries_s, max(0.05, ends - clock.time())))
             except grpc.aio.AioRpcError as error:
                 refusal = _refusal_of(error)
                 if refusal is not None:
                     raise (Doubtful if doubtful else ShoalError)(refusal) from error
                 if error.code() in _CALLERS:
                     raise
-                doubtful, limit_s = True, min(1.5 * limit_s, TRY_S)
+                doubtful = True
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    limit_s = min(max(limit_s, 1.5 * tries_s), TRY_S)
                 self.avoid(member)
                 if clock.time() >= ends:
                     raise Doubtful(self._silent(error)) from error
