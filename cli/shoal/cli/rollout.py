@@ -12,9 +12,11 @@ from typing import Final
 from shoal.types.codes import Code, Refusal
 
 GRACE_S: Final = 20.0
-"""For what is not as it was before a wave to become so again, once the hold is over."""
+"""For what is not as it was before a wave to become so again, once the hold is over; for what cannot leave to do so."""
 FEWEST: Final = 20
 """Requests of which a share says something."""
+SETTLE_S: Final = 5.0
+"""Until every front has told how many requests failed while a replica was stopped, once it serves again."""
 SLACK_S: Final = 0.005
 """By which a p95 may grow, however short it was."""
 
@@ -22,19 +24,21 @@ SLACK_S: Final = 0.005
 @dataclass(frozen=True, slots=True)
 class Part:
     """A node, or a coordinator. version: as it says itself. rank: those of a lower one go first, and no two ranks
-    together. replicas: that are there now."""
+    together. replicas: that are there now; loading: of these, that do not serve yet."""
 
     name: str
     version: str
     ready: bool
     rank: int = 0
     replicas: int = 0
+    loading: int = 0
     drains: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What a drain of a part came to so far. moving: moves under way. stays: what cannot leave, and why."""
+    """What a drain of a part came to so far. moving: moves that have a place, or wait for their turn. stays: what has
+    none, or cannot leave, and why."""
 
     moving: int = 0
     stays: tuple[str, ...] = ()
@@ -120,11 +124,14 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The version is being installed, and its parts have to be back."""
+    """The version is being installed, and its parts have to be back. stopped: with replicas, which have to serve again;
+    back_at: since when they do."""
 
     wave: tuple[str, ...]
     until: float
     since: Service
+    stopped: bool = False
+    back_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +261,8 @@ def _emptied(course: Course, leaving: Empty, seen: Seen, asked: Asked, now: floa
     told = {part.name: seen.leaving.get(part.name, Leaving()) for part in full}
     stuck = {name: each for name, each in told.items() if each.stays and not each.moving}
     late = now >= leaving.until
-    if full and not late and not (stuck and len(stuck) == len(full)):
+    tried = now >= leaving.until - asked.within_s + GRACE_S
+    if full and not late and not (tried and len(stuck) == len(full)):
         return course, ()
     if full and not asked.in_place:
         why = next(
@@ -264,7 +272,7 @@ def _emptied(course: Course, leaving: Empty, seen: Seen, asked: Asked, now: floa
         remedy = "make room for it, or --in-place: it is stopped with its node and comes back with it"
         halted = _halted(course, Refusal(Code.CONFLICT, why, "a node without replicas", remedy))
         return halted, (Admit(leaving.wave),)
-    change = Change(leaving.wave, now + asked.within_s, leaving.since)
+    change = Change(leaving.wave, now + asked.within_s, leaving.since, stopped=bool(full))
     return replace(course, stage=change), (Install(leaving.wave),)
 
 
@@ -275,15 +283,32 @@ def _changed(course: Course, change: Change, seen: Seen, asked: Asked, now: floa
         refusal = Refusal(Code.CONFLICT, failed, "a command that ends with status 0", _onwards(course))
         return _halted(course, refusal), ()
     parts = {part.name: part for part in seen.of(change.wave)}
-    back = {name for name, part in parts.items() if part.ready and part.version == asked.version}
+    back = {
+        name
+        for name, part in parts.items()
+        if part.ready and part.version == asked.version and not (change.stopped and part.loading)
+    }
     if back == set(change.wave) and all(hook.ended for hook in hooks.values()):
-        return replace(course, stage=Watch(change.wave, now + asked.hold_s, change.since)), (Admit(change.wave),)
+        return _came_back(course, change, seen, asked, now)
     if now < change.until:
-        return course, ()
-    late = ", ".join(f"{name} {_said(parts.get(name))}" for name in change.wave if name not in back)
+        return replace(course, stage=replace(change, back_at=None)), ()
+    late = ", ".join(f"{name} {_said(parts.get(name), asked.version)}" for name in change.wave if name not in back)
     found = late or "the command has not ended"
     refusal = Refusal(Code.NODE_NOT_READY, found, f"{asked.version} within {asked.within_s:g}s", _onwards(course))
     return _halted(course, refusal), ()
+
+
+def _came_back(
+    course: Course, change: Change, seen: Seen, asked: Asked, now: float
+) -> tuple[Course, tuple[Effect, ...]]:  # fmt: skip
+    """Requests that failed because their replica was stopped, as was asked for, are not held against the version."""
+    since = change.since
+    if change.stopped:
+        back_at = now if change.back_at is None else change.back_at
+        if now < back_at + SETTLE_S or seen.service is None:
+            return replace(course, stage=replace(change, back_at=back_at)), ()
+        since = seen.service
+    return replace(course, stage=Watch(change.wave, now + asked.hold_s, since)), (Admit(change.wave),)
 
 
 def judge(before: Before, watch: Watch, seen: Seen, asked: Asked) -> tuple[Refusal | None, bool]:
@@ -327,9 +352,11 @@ def _onwards(course: Course) -> str:
     return f"see `shoal events` and `shoal logs`; on: the same command again{back}"
 
 
-def _said(part: Part | None) -> str:
+def _said(part: Part | None, version: str) -> str:
     if part is None:
         return "is not listed"
     if not part.ready:
         return "is not ready"
-    return f"still runs {part.version or 'what says no version'}"
+    if part.version != version:
+        return f"still runs {part.version or 'what says no version'}"
+    return f"has {part.loading} replicas that do not serve"

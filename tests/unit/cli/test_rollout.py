@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cli import rollout
-from shoal.cli.commands.upgrade import RECOUNT_S, Tally
+from shoal.cli.commands.upgrade import RECOUNT_S, Tally, leaving
 from shoal.cli.rollout import (
     Admit,
     Asked,
@@ -234,6 +234,36 @@ def test_what_passes_is_given_time_and_then_halts() -> None:
     assert effects == (Drain(("n01",)),)
 
 
+def test_what_was_stopped_with_its_node_has_to_serve_again_and_is_judged_from_then() -> None:
+    """--in-place: requests failed while it was stopped; that much was asked for."""
+    asked = replace(ASKED, in_place=True)
+    course = rollout.Course(Empty(("n00",), 100.0, Service(100, 0)), BEFORE)
+    full = (Part("n00", OLD, True, replicas=1), Part("n01", NEW, True))
+    stuck = Seen(full, BEFORE.nodes, Service(100, 0), leaving={"n00": Leaving(0, ("w-1 stays: NO_ROOM_FOR_BOTH",))})
+    course, effects = rollout.step(course, stuck, asked, 50.0)
+    assert effects == (Install(("n00",)),)
+
+    def seen(requests: int, failed: int, loading: int = 0) -> Seen:
+        parts = (Part("n00", NEW, True, replicas=1, loading=loading), full[1])
+        return Seen(parts, BEFORE.nodes, Service(requests, failed), hooks={"n00": Hook(ended=True)})
+
+    course, effects = rollout.step(course, seen(140, 40, loading=1), asked, 60.0)
+    assert (isinstance(course.stage, Change), effects) == (True, ())
+    late, _ = rollout.step(course, seen(140, 40, loading=1), asked, 150.0)
+    assert isinstance(late.stage, Over)
+    assert late.stage.refusal is not None
+    assert late.stage.refusal.found == "n00 has 1 replicas that do not serve"
+    course, _ = rollout.step(course, seen(150, 50), asked, 61.0)
+    course, effects = rollout.step(course, seen(160, 55), asked, 61.0 + rollout.SETTLE_S)
+    assert (course.stage, effects) == (Watch(("n00",), 66.0 + asked.hold_s, Service(160, 55)), (Admit(("n00",)),))
+    well, _ = rollout.step(course, seen(260, 55), asked, 66.0 + asked.hold_s)
+    assert well.stage == Over()
+    ill, _ = rollout.step(course, seen(260, 65), asked, 66.0 + asked.hold_s)
+    assert isinstance(ill.stage, Over)
+    assert ill.stage.refusal is not None
+    assert ill.stage.refusal.code is Code.GUARD_TRIPPED
+
+
 def test_while_no_coordinator_answers_nothing_is_judged() -> None:
     course = rollout.Course(WATCH, BEFORE)
     blind = Seen((Part("c1:1", NEW, True, drains=False),))
@@ -278,3 +308,34 @@ def test_counts_that_begin_anew_or_come_late_are_no_requests() -> None:
     assert tally.add([], (), {"n00": 2, "n01": 3}, 20.0) == Service(20, 1, {}), "another coordinator"
     assert tally.add(counted(9000, 50), (), {"n00": 2, "n01": 3}, 20.5) == Service(20, 1, {}), "which hears of it late"
     assert tally.add(counted(9010, 50), (), {"n00": 2, "n01": 3}, 20.0 + RECOUNT_S) == Service(30, 1, {})
+
+
+def planned(assignment: str, code: str, found: str = "") -> operator_pb2.MigrationView:
+    return operator_pb2.MigrationView(
+        stage="planned",
+        source=operator_pb2.MigrationPlace(assignment=assignment),
+        reason=nouns_pb2.Refusal(code=code, found=found),
+    )
+
+
+def test_a_move_without_a_place_is_what_stays_and_one_that_waits_its_turn_is_under_way() -> None:
+    going = operator_pb2.MigrationView(stage="shifting", source=operator_pb2.MigrationPlace(assignment="w-1"))
+    turn, none = planned("w-2", Code.WAITING_FOR_TURN), planned("w-3", Code.NO_ROOM_FOR_BOTH, "edge-npu is full")
+    held = operator_pb2.UnmovedReplica(assignment="w-4", reason=nouns_pb2.Refusal(code=Code.CONFLICT, found="starting"))
+    standby = operator_pb2.UnmovedReplica(assignment="w-5", reason=nouns_pb2.Refusal(code=Code.WAITING_FOR_REPLACEMENT))
+    assert leaving([going, turn], [standby]) == Leaving(2, ())
+    assert leaving([none], [standby, held]) == Leaving(
+        0, ("w-3 stays: NO_ROOM_FOR_BOTH edge-npu is full", "w-4 stays: CONFLICT starting")
+    )
+
+
+def test_what_cannot_leave_at_once_is_given_time() -> None:
+    parts = (Part("n00", OLD, True, replicas=1), Part("n01", OLD, True))
+    course = rollout.Course(Empty(("n00",), 100.0, Service()), BEFORE)
+    stuck = Seen(parts, service=Service(), leaving={"n00": Leaving(0, ("w-1 stays: NO_ROOM_FOR_BOTH",))})
+    assert rollout.step(course, stuck, ASKED, rollout.GRACE_S - 0.1) == (course, ())
+    after, effects = rollout.step(course, stuck, ASKED, rollout.GRACE_S)
+    assert isinstance(after.stage, Over)
+    assert effects == (Admit(("n00",)),)
+    moving = replace(stuck, leaving={"n00": Leaving(1, stuck.leaving["n00"].stays)})
+    assert rollout.step(course, moving, ASKED, 99.0) == (course, ()), "something goes yet"

@@ -4,7 +4,7 @@ import json
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -19,8 +19,9 @@ from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
 from shoal.cli.rollout import Admit, Asked, Drain, Hook, Install, Leaving, Over, Part, Seen, Service, Watch
 from shoal.client import Contexts, Region
+from shoal.types.assignment import Phase
 from shoal.types.codes import Code, ShoalError
-from shoal.v1 import operator_pb2
+from shoal.v1 import nouns_pb2, operator_pb2
 
 LOOK_S: Final = 0.5
 HOOKS_MOST: Final = 256
@@ -31,6 +32,7 @@ _NOBODY: Final = frozenset({Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER, Code.
 """How a call ends while the coordinator itself is being changed."""
 _FEDERATIONS: Final = frozenset({Code.KIND_UNKNOWN, Code.UNIMPLEMENTED})
 """What a federation's service says, which has no nodes, of them."""
+_LOADED: Final = frozenset({Phase.READY, Phase.STAGED})
 INSIST_S: Final = 60.0
 RECOUNT_S: Final = 3.0
 """After a node's new session: until its counts are those of its front again."""
@@ -137,6 +139,8 @@ class _Shell:
         """At the last look, by whomever."""
         self._drained: dict[str, float] = {}
         self._leaving: dict[str, Leaving] = {}
+        self._unmoved: dict[str, tuple[operator_pb2.UnmovedReplica, ...]] = {}
+        """By node, as its last drain said."""
         self._tally = Tally()
         self._pool = ThreadPoolExecutor(HOOKS_MOST, thread_name_prefix="install")
 
@@ -187,6 +191,7 @@ class _Shell:
     def _nodes(self) -> tuple[tuple[Part, ...], Service]:
         placements = self._api.get("placements").placements
         here = [row.node for row in placements]
+        loading = [row.node for row in placements if row.observed.phase not in _LOADED]
         views = [view for view in self._api.get("nodes").nodes if not view.revoked]
         parts = tuple(
             Part(
@@ -195,6 +200,7 @@ class _Shell:
                 view.liveness == "ready" and view.front_ready,
                 rank=int(view.node.role == "gateway"),
                 replicas=here.count(view.node.name),
+                loading=loading.count(view.node.name),
                 drains=view.node.role != "gateway",
             )
             for view in views
@@ -210,9 +216,9 @@ class _Shell:
             return
         live = [one for one in self._api.get("migrations").migrations if one.stage not in ("done", "aborted")]
         for name in full:
-            moving = sum(one.source.node == name for one in live)
-            self._leaving[name] = Leaving(moving, self._leaving[name].stays)
-            if not moving and _now() - self._drained[name] > DRAIN_AGAIN_S:
+            moves = [one for one in live if one.source.node == name]
+            self._leaving[name] = leaving(moves, self._unmoved[name])
+            if not moves and _now() - self._drained[name] > DRAIN_AGAIN_S:
                 self._drain(name)
 
     def _coordinators(self) -> tuple[Part, ...]:
@@ -252,9 +258,8 @@ class _Shell:
 
     def _drain(self, name: str) -> None:
         reply = _insisting(lambda: self._api.drain(name))
-        stays = (each for each in reply.unmoved if not each.reason.code.startswith("WAITING_FOR_"))
-        shown = () if reply.migrations else tuple(f"{each.assignment} stays: {reason(each.reason)}" for each in stays)
-        self._leaving[name] = Leaving(len(reply.migrations), shown)
+        self._unmoved[name] = tuple(reply.unmoved)
+        self._leaving[name] = leaving(reply.migrations, reply.unmoved)
         self._drained[name] = _now()
 
     def _install(self, name: str) -> None:
@@ -278,6 +283,24 @@ class _Shell:
             self._kept.write_text(json.dumps({"cordoned": kept}))
         else:
             self._kept.unlink(missing_ok=True)
+
+
+def leaving(
+    moves: Sequence[operator_pb2.MigrationView], unmoved: Iterable[operator_pb2.UnmovedReplica]
+) -> Leaving:  # fmt: skip
+    """Of one node. moves: that are not over; one that is planned and has no place, nor waits for its turn, is none yet.
+    unmoved: what its drain could begin no move of."""
+    placeless = [one for one in moves if one.stage == "planned" and not _passes(one.reason)]
+    stays = (
+        *((one.source.assignment, one.reason) for one in placeless),
+        *((each.assignment, each.reason) for each in unmoved if not _passes(each.reason)),
+    )
+    return Leaving(len(moves) - len(placeless), tuple(f"{name} stays: {reason(why)}" for name, why in stays))
+
+
+def _passes(why: nouns_pb2.Refusal) -> bool:
+    """It waits for what comes by itself."""
+    return why.code.startswith("WAITING_FOR_")
 
 
 class Tally:
