@@ -18,6 +18,8 @@ class LedgerEntry:
     what: offered | awarded | granted | renewed | noticed | released | expired | breached | ended. counterpart: the
     other region. evidence: base64 of what the counterpart signed, empty where it said nothing. terms: for people and
     sums. previous: digest of the entry before, empty for the first.
+
+    Its fields stay as they are: one more, and no other version finds the digests that entries were chained by.
     """
 
     sequence: int

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 
 T = TypeVar("T")
 
@@ -20,13 +20,18 @@ def load(kind: type[T], data: bytes) -> T:
     try:
         value: T = _adapter(kind).validate_python(json.loads(data))
     except (ValueError, ValidationError) as cause:
-        raise refuse(
-            Code.STATE_CORRUPT,
-            f"a stored {kind.__name__} that this version cannot read",
-            "a value written by this version or an older one",
-            "run the version that wrote it, or restore a copy of the store",
-        ) from cause
+        raise unreadable(f"a stored {kind.__name__}") from cause
     return value
+
+
+def unreadable(what: str, why: str = "") -> ShoalError:
+    """STATE_CORRUPT. why: what of it, in words."""
+    return refuse(
+        Code.STATE_CORRUPT,
+        f"{what} that this version cannot read" + (f": {why}" if why else ""),
+        "a value written by this version or an older one",
+        "run the version that wrote it, or restore a copy of the store",
+    )
 
 
 _ADAPTERS: Final[dict[Any, TypeAdapter[Any]]] = {}

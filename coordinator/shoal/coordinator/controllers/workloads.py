@@ -53,7 +53,7 @@ from shoal.coordinator.ports import AgentLinks, Clock, Meter, Proofs, StaleRevis
 from shoal.policies import Problem, node_price
 from shoal.types.agreement import GUESTS
 from shoal.types.assignment import Credential, DesiredSet, PeerTrust, Trust
-from shoal.types.codes import Code, Refusal, refuse
+from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.migration import Recording
 from shoal.types.units import Elapsed, Seconds, UsdPerHour
@@ -165,9 +165,14 @@ class WorkloadsController:
         """Held while what is remembered is computed and written; who promises room of the region's holds it too."""
 
     async def start(self) -> None:
+        """Raises ShoalError(STATE_CORRUPT | STORE_UNAVAILABLE): also where a document is of a newer version."""
         documents = {}
         for record in await self._store.scan(DOCUMENTS):
             stored = records.load(StoredDocument, record.value)
+            try:
+                _ = stored.value
+            except ShoalError as cause:
+                raise records.unreadable(f"{stored.kind} {stored.name}", str(cause)) from cause
             documents[stored.key] = stored
             self._revisions[record.key] = record.revision
         self.adopt(replace(self.catalog, documents=documents))

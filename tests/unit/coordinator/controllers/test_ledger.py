@@ -160,6 +160,8 @@ def test_a_digest_is_of_the_entrys_fields_alone() -> None:
     entry = LedgerEntry(1, Wall(0.5), "granted", "g-1", "us", "shop/ocr", "", "terms", "c2FpZA==", "")
     canonical = json.dumps(asdict(entry), sort_keys=True, separators=(",", ":")).encode()
     assert digest(entry) == hashlib.sha256(canonical).hexdigest()
+    found = "b2c33dbfd37a89fdf1649015d73b489b999fc5561d24acfdcd9485b6365d013a"
+    assert digest(entry) == found, "the versions before and after find another"
 
 
 async def _told(world: World) -> Refusal | None:

@@ -1,6 +1,7 @@
 """The region's controllers over a real store: sessions, documents, desired sets, and what a restart finds."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from harness.region import DIGEST, DOCUMENTS, Agent, World
 from harness.wait import until
 from shoal.coordinator.controllers import records
-from shoal.coordinator.controllers.catalog import DocumentKey
+from shoal.coordinator.controllers.catalog import DocumentKey, StoredDocument
 from shoal.coordinator.controllers.doctor import examine
 from shoal.coordinator.controllers.events import AUDIT, AuditEntry, Event, EventLog, broken_link
 from shoal.coordinator.controllers.memory import StoredMemory
@@ -400,3 +401,25 @@ def test_records_of_another_shape_are_refused() -> None:
     with pytest.raises(ShoalError) as refused:
         records.load(StoredMemory, b'{"at": 1.0}')
     assert refused.value.code is Code.STATE_CORRUPT
+
+
+async def test_a_document_of_a_newer_version_is_refused_and_nothing_is_changed(world: World) -> None:
+    """On the way back to the version before, which does not know a field of it."""
+    await world.push()
+    await world.region.workloads.apply(DOCUMENTS, {}, "", "test")
+    key = DocumentKey("Workload", "default/reader").stored_at
+    stored = await world.store.read(key)
+    assert stored is not None
+    document = records.load(StoredDocument, stored.value)
+    text = json.loads(document.text)
+    text["spec"]["novel"] = 3
+    newer = records.dump(replace(document, text=json.dumps(text)))
+    await world.store.commit(Transaction({key: newer}))
+    before = await world.store.scan("")
+    ports = (world.store, world.sent, world.models, world.models, world.clock, world.ids)
+    with pytest.raises(ShoalError) as refused:
+        await Region(*ports, RegionConfig("eu")).start()
+    assert refused.value.code is Code.STATE_CORRUPT
+    assert "Workload default/reader" in refused.value.refusal.found
+    assert "'novel' in spec" in refused.value.refusal.found
+    assert await world.store.scan("") == before
