@@ -1,15 +1,14 @@
 """`shoal doctor`: checks by component, each failure with the line that fixes it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import click
 
 from shoal.cli.options import connected, connection, output
 from shoal.cli.render.data import as_data
 from shoal.cli.render.output import emit, line, table
-from shoal.client import Region
 from shoal.types.codes import Code
-from shoal.v1 import nouns_pb2
+from shoal.v1 import nouns_pb2, operator_pb2
 from shoal.v1.operator_pb2 import Check
 
 
@@ -23,7 +22,9 @@ def doctor(component: str, context: str, region: str, output: str) -> None:
     Status 1 when a check fails."""
     with connected(context, region) as api:
         checks = [
-            check for check in (*_coordinators(api), *api.doctor().checks) if component in ("all", check.component)
+            check
+            for check in (*coordinators(api.coordinators()), *api.doctor().checks)
+            if component in ("all", check.component)
         ]
     failed = [check for check in checks if not check.ok]
     if output in ("json", "yaml"):
@@ -41,9 +42,9 @@ def doctor(component: str, context: str, region: str, output: str) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _coordinators(api: Region) -> Iterator[Check]:
-    """Who leads, where a region has several, and who could take over; asked of each from here."""
-    answers = api.coordinators()
+def coordinators(answers: Mapping[str, operator_pb2.WhoAmIReply | None]) -> Iterator[Check]:
+    """Who leads, where a region has several, who could take over, and whether they are of one version. answers: by
+    address, as `Region.coordinators`."""
     if len(answers) == 1:
         return
     for address, answer in answers.items():
@@ -54,3 +55,9 @@ def _coordinators(api: Region) -> Iterator[Check]:
         else:
             does = "follows" if answer.follows else "leads" if answer.history else "serves"
             yield Check(component="region", name=f"coordinator {address} {does}", ok=True)
+    versions = sorted({answer.version for answer in answers.values() if answer is not None})
+    if len(versions) > 1:
+        found = f"{', '.join(versions)}: an older one that leads drops what it does not know of records that it writes"
+        remedy = "shoal upgrade --component coordinator --to VERSION"
+        refusal = nouns_pb2.Refusal(code=Code.CONFLICT, found=found, remedy=remedy)
+        yield Check(component="region", name="the coordinators are of one version", refusal=refusal)
