@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 import grpc
@@ -53,6 +53,8 @@ _AGAIN: Final = frozenset(
 
 _log = structlog.get_logger(__name__)
 
+Headers = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Collector:
@@ -62,7 +64,7 @@ class Collector:
     target: str
     tls: bool
     roots: bytes | None = None
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    headers: Headers = field(default=(), repr=False)
 
 
 def endpoint_of(environment: Mapping[str, str] = os.environ) -> str:
@@ -97,21 +99,34 @@ def collector_of(endpoint: str, environment: Mapping[str, str] = os.environ) -> 
             f"an OTLP receiver over gRPC, usually at port {PORT}",
         )  # fmt: skip
     host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
-    headers = tuple(_headers(environment.get("OTEL_EXPORTER_OTLP_HEADERS", "")))
+    headers = _headers(environment.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
     return Collector(f"{host}:{port}", found.scheme == "https", _roots(environment), headers)
 
 
 class Exporter:
-    """`offer` spans from the event loop that runs `run`."""
+    """`offer` spans from the event loop that runs `run`. collector: None for nobody; what is offered is then let go,
+    and not counted."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector | None) -> None:
         self._collector = collector
         self._waiting: deque[Span] = deque()
         self._offered = asyncio.Event()
         self.exported = 0
         self.dropped = 0
 
+    @classmethod
+    def to(cls, endpoint: str) -> Self:
+        """endpoint: as of `collector_of`; empty for nobody. Raises ShoalError(FIELD_INVALID)."""
+        return cls(collector_of(endpoint) if endpoint else None)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody collects."""
+        return self._collector is not None
+
     def offer(self, spans: Sequence[Span]) -> None:
+        if not self.wanted:
+            return
         self._waiting.extend(spans)
         while len(self._waiting) > KEPT:
             self._waiting.popleft()
@@ -119,47 +134,45 @@ class Exporter:
         self._offered.set()
 
     async def run(self) -> None:
-        """Until cancelled; then once more what is left, for a moment."""
-        async with self._channel() as channel:
+        """Until cancelled; then once more what is left, for a moment. Returns at once where nobody collects."""
+        if self._collector is None:
+            return
+        headers = self._collector.headers
+        async with _channel(self._collector) as channel:
             try:
                 while True:
                     await self._offered.wait()
                     await asyncio.sleep(GATHER_S)
-                    await self._empty(channel)
+                    await self._empty(channel, headers)
             finally:
                 if self._waiting:
-                    await self._last(channel)
+                    await self._last(channel, headers)
 
-    def _channel(self) -> grpc.aio.Channel:
-        if not self._collector.tls:
-            return grpc.aio.insecure_channel(self._collector.target)
-        return grpc.aio.secure_channel(self._collector.target, grpc.ssl_channel_credentials(self._collector.roots))
-
-    async def _empty(self, channel: grpc.aio.Channel) -> None:
+    async def _empty(self, channel: grpc.aio.Channel, headers: Headers) -> None:
         pause_s = PAUSE_S
         while self._waiting:
-            if await self._send(channel, EXPORT_S):
+            if await self._send(channel, headers, EXPORT_S):
                 pause_s = PAUSE_S
                 continue
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MOST_S)
         self._offered.clear()
 
-    async def _last(self, channel: grpc.aio.Channel) -> None:
+    async def _last(self, channel: grpc.aio.Channel, headers: Headers) -> None:
         try:
             async with asyncio.timeout(LAST_S):
-                while self._waiting and await self._send(channel, LAST_S):
+                while self._waiting and await self._send(channel, headers, LAST_S):
                     pass
         except TimeoutError:
             pass
         self.dropped += len(self._waiting)
 
-    async def _send(self, channel: grpc.aio.Channel, within_s: float) -> bool:
+    async def _send(self, channel: grpc.aio.Channel, headers: Headers, within_s: float) -> bool:
         """One batch. False where the collector may take it later."""
         batch = list(islice(self._waiting, BATCH))
         call = channel.unary_unary(EXPORT, None, None)
         try:
-            await call(request_of(batch).SerializeToString(), timeout=within_s, metadata=self._collector.headers)
+            await call(request_of(batch).SerializeToString(), timeout=within_s, metadata=headers)
         except grpc.aio.AioRpcError as error:
             _log.warning("spans_not_exported", code=error.code().name, detail=(error.details() or "")[:200])
             if error.code() in _AGAIN:
@@ -179,6 +192,12 @@ class Exporter:
             self._waiting.popleft()
             taken += 1
         return taken
+
+
+def _channel(collector: Collector) -> grpc.aio.Channel:
+    if not collector.tls:
+        return grpc.aio.insecure_channel(collector.target)
+    return grpc.aio.secure_channel(collector.target, grpc.ssl_channel_credentials(collector.roots))
 
 
 def request_of(spans: Iterable[Span]) -> "ExportTraceServiceRequest":
@@ -226,8 +245,9 @@ def _nanoseconds(wall: float) -> int:
     return max(0, round(wall * 1e6)) * 1000  # a double of today's seconds knows no more than a quarter of a microsecond
 
 
-def _headers(text: str) -> Iterable[tuple[str, str]]:
+def _headers(text: str) -> Headers:
     """`key=value,key2=value2`, as the OpenTelemetry specification has it; what gRPC would not send is refused."""
+    found = []
     for number, each in enumerate(filter(str.strip, text.split(",")), 1):
         key, _, value = (part.strip() for part in each.partition("="))
         key, value = key.lower(), unquote(value)
@@ -236,7 +256,8 @@ def _headers(text: str) -> Iterable[tuple[str, str]]:
                 Code.FIELD_INVALID, f"OTEL_EXPORTER_OTLP_HEADERS: number {number}", "KEY=VALUE of printable ASCII",
                 "write it so, percent-encoded; it is not shown here, for it may be secret",
             )  # fmt: skip
-        yield key, value
+        found.append((key, value))
+    return tuple(found)
 
 
 def _roots(environment: Mapping[str, str]) -> bytes | None:

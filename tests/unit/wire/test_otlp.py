@@ -116,6 +116,14 @@ async def test_a_collector_that_is_not_there_keeps_nobody_waiting(monkeypatch: p
     assert (exporter.exported, exporter.dropped) == (0, 1)
 
 
+async def test_without_a_collector_nothing_is_kept_and_nobody_waits() -> None:
+    exporter = Exporter.to("")
+    exporter.offer([span(number) for number in range(otlp.KEPT + 5)])
+    await asyncio.wait_for(exporter.run(), 5.0)
+    assert (exporter.wanted, exporter.exported, exporter.dropped) == (False, 0, 0)
+    assert Exporter.to("http://otel").wanted
+
+
 async def test_over_tls_only_whom_the_authority_names(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "west", SystemClock().wall())
     with collector(authority.issue(Role.AGENT, "otel")) as receiver:

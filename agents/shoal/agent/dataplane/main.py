@@ -37,7 +37,7 @@ from shoal.agent.ports import Clock
 from shoal.types.link import SpansAsked
 from shoal.types.units import Seconds, Wall
 from shoal.wire import descriptors, nouns, scrape
-from shoal.wire.otlp import Exporter, collector_of
+from shoal.wire.otlp import Exporter
 from shoal.wire.private import no_dumps, write_private
 
 EXIT_TWIN: Final = 75
@@ -74,9 +74,8 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     settings = Settings(config.region, config.node, config.timeout_s, limits=config.limits)
     witnesses = Witnesses(config.region, workers, dates_at)
     sessions = Sessions(config.region, config.node, clock, workers, peers, dates_at)
-    exporter = Exporter(collector_of(config.otlp)) if config.otlp else None
-    told = exporter.offer if exporter is not None else None
-    tracer = Tracer(config.region, config.node, clock, config.trace_ratio, told)
+    exporter = Exporter.to(config.otlp)
+    tracer = Tracer(config.region, config.node, clock, config.trace_ratio, exporter.offer)
     plane = DataPlane(settings, clock, workers, peers, dates_at, witnesses.captures, sessions, tracer)
     beside = {WITNESS: _answered_by(witnesses), SESSIONS: _handed_to(sessions)}
     transports: tuple[Transport, ...] = (
@@ -94,8 +93,8 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     loop.add_signal_handler(signal.SIGTERM, stages.stopped.set)
     for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal or its end: the supervisor decides
         loop.add_signal_handler(number, lambda: None)
-    _serve_metrics(config, plane, sessions, clock, TraceCollector(tracer, lambda: _exported(exporter)))
-    exporting = asyncio.create_task(exporter.run()) if exporter is not None else None
+    _serve_metrics(config, plane, sessions, clock, TraceCollector(tracer, exporter))
+    exporting = asyncio.create_task(exporter.run())
     await server.start()
     _write_record(config, nonce)
     over = asyncio.create_task(_until_over(stages.stopped, server, config.orphan_after_s))
@@ -114,9 +113,8 @@ async def _serve(config: FrontConfig, nonce: str, clock: Clock, dates_at: Callab
     finally:
         over.cancel()
         configured.cancel()
-        if exporting is not None:
-            exporting.cancel()
-            await asyncio.gather(exporting, return_exceptions=True)
+        exporting.cancel()
+        await asyncio.gather(exporting, return_exceptions=True)
         await server.close()
         sessions.close()
         await workers.close()
@@ -233,10 +231,6 @@ def _write_record(config: FrontConfig, nonce: str) -> None:
         "config": json.loads(config.dump()),
     }
     write_private(config.record(), json.dumps(record).encode(), durable=False)
-
-
-def _exported(exporter: Exporter | None) -> tuple[int, int]:
-    return (exporter.exported, exporter.dropped) if exporter is not None else (0, 0)
 
 
 def _serve_metrics(

@@ -26,6 +26,7 @@ from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.trace import Span, SpanKind, TraceParent, read_traceparent
 from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.wire.logfiles import readable
+from shoal.wire.otlp import Exporter
 
 KEPT: Final = 4096
 """Spans that are kept here for whoever asks; the oldest go first."""
@@ -42,10 +43,13 @@ STAGES: Final = ("arrive", "queue", "decode", "wait", RUN, "encode")
 Told = Callable[[Sequence[Span]], None]
 
 
+def _nobody(_spans: Sequence[Span]) -> None: ...
+
+
 class Tracer:
     """Of one front. ratio: of the requests that enter here; told: each traced request's spans, once it has ended."""
 
-    def __init__(self, region: str, node: str, clock: Clock, ratio: float = 0.0, told: Told | None = None) -> None:
+    def __init__(self, region: str, node: str, clock: Clock, ratio: float = 0.0, told: Told = _nobody) -> None:
         self.region = region
         self.node = node
         self.clock = clock
@@ -68,8 +72,7 @@ class Tracer:
 
     def ended(self, spans: Sequence[Span]) -> None:
         self._kept.extend(spans)
-        if self._told is not None:
-            self._told(spans)
+        self._told(spans)
 
     def found(self, asked: SpansAsked) -> SpansFound:
         return SpansFound(asked.request, tuple(islice((s for s in self._kept if s.trace == asked.trace), ANSWERED)))
@@ -202,18 +205,16 @@ def _stages(header: Header) -> Iterator[tuple[str, float]]:
 class TraceCollector(Collector):
     """`shoal_front_traces` and what became of their spans, made when scraped."""
 
-    def __init__(self, tracer: Tracer, exported: Callable[[], tuple[int, int]]) -> None:
-        """exported: spans that a collector took, and that were dropped."""
+    def __init__(self, tracer: Tracer, exporter: Exporter) -> None:
         self._tracer = tracer
-        self._exported = exported
+        self._exporter = exporter
 
     def collect(self) -> Iterator[Metric]:
         traces = CounterMetricFamily("shoal_front_traces", "requests that were to be traced", labels=("outcome",))
         traces.add_metric(("traced",), self._tracer.traced)
         traces.add_metric(("left_out",), self._tracer.left_out)
         yield traces
-        taken, dropped = self._exported()
         spans = CounterMetricFamily("shoal_front_spans", "spans for the collector", labels=("outcome",))
-        spans.add_metric(("exported",), taken)
-        spans.add_metric(("dropped",), dropped)
+        spans.add_metric(("exported",), self._exporter.exported)
+        spans.add_metric(("dropped",), self._exporter.dropped)
         yield spans
