@@ -238,27 +238,17 @@ class Compose:
         """What it sends to that other container passes through a process that holds each packet so long."""
         leg, near, far = self._leg(service, network), self.address(service, network), self.address(to, network)
         keys = ("ip_forward=1", "conf.all.rp_filter=0", "conf.all.accept_local=1")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-        command = [*self._nsenter(service), sys.executable, "-m", "harness.delay", str(delay_s)]
-        with subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as carrier:
-            assert carrier.stdin is not None
-            assert carrier.stdout is not None
-            try:
-                assert carrier.stdout.readline() == "ready\n", "this needs root and /dev/net/tun"
+        try:
+            with delay.carrier(self._nsenter(service), delay_s):
                 self._inside(service, "sysctl", "-qw", *(f"net.ipv4.{key}" for key in keys))
                 self._inside(service, "sysctl", "-qw", f"net.ipv4.conf.{delay.DEVICE}.rp_filter=0")
-                self._inside(service, "ip", "link", "set", delay.DEVICE, "up")
                 self._inside(service, "ip", "route", "add", far, "dev", leg, "table", "100")
                 self._inside(service, "ip", "rule", "add", "iif", delay.DEVICE, "lookup", "100")
                 self._inside(service, "ip", "route", "add", far, "dev", delay.DEVICE, "src", near)
                 yield
-            finally:
-                carrier.stdin.close()  # its device goes with it, and the way through that
-                carrier.wait(timeout=10)
-                for undo in (("rule", "del", "iif", delay.DEVICE), ("route", "flush", "table", "100")):
-                    subprocess.run([*self._nsenter(service), "ip", *undo], capture_output=True, check=False)
+        finally:  # once the device is gone, or what came out of it would go into it again
+            for undo in (("rule", "del", "iif", delay.DEVICE), ("route", "flush", "table", "100")):
+                subprocess.run([*self._nsenter(service), "ip", *undo], capture_output=True, check=False)
 
     def processes(self, service: str) -> dict[int, str]:
         """Command lines by pid, as this machine counts."""

@@ -4,14 +4,20 @@ Runs inside the router's network namespace. What comes from a leg goes to the de
 after S seconds, from where it goes on its way. It says `ready` once the device is there, and ends with its input.
 """
 
+import contextlib
 import fcntl
 import os
 import select
 import struct
+import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
+
+from shoal.types.codes import Code, refuse
 
 DEVICE: Final = "delay"
 _TUNSETIFF: Final = 0x400454CA
@@ -45,6 +51,21 @@ def carry(handle: int, delay_s: float) -> None:
         now = time.monotonic()  # noqa: TID251
         while held and held[0][0] <= now:
             os.write(handle, held.popleft()[1])
+
+
+@contextlib.contextmanager
+def carrier(inside: Sequence[str], delay_s: float) -> Iterator[None]:
+    """`DEVICE` is there and up, until the context ends; the ways through it go with it. inside: what a command line
+    begins with, to run in that network namespace. Raises ShoalError(NOT_FOUND) without the right to make one."""
+    command = [*inside, sys.executable, "-m", "harness.delay", str(delay_s)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise refuse(Code.NOT_FOUND, "no packets can be carried", "root and /dev/net/tun")
+        subprocess.run([*inside, "ip", "link", "set", DEVICE, "up"], check=True)
+        yield
 
 
 if __name__ == "__main__":

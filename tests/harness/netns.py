@@ -10,9 +10,7 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from harness import delay
@@ -99,18 +97,9 @@ class Network:
     @contextlib.contextmanager
     def slow(self, delay_s: float) -> Iterator[None]:
         """Every packet between two machines takes so much longer, each way, and what a process takes to carry it."""
-        command = ["ip", "netns", "exec", self._router, sys.executable, "-m", "harness.delay", str(delay_s)]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         legs = [f"r{number}" for number in self._numbers.values()]
-        with subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as carrier:
-            assert carrier.stdin is not None
-            assert carrier.stdout is not None
+        with delay.carrier(("ip", "netns", "exec", self._router), delay_s):
             try:
-                if carrier.stdout.readline() != "ready\n":
-                    raise refuse(Code.NOT_FOUND, "no packets can be carried", "root and /dev/net/tun")
-                self._ip("-n", self._router, "link", "set", delay.DEVICE, "up")
                 self._ip("-n", self._router, "route", "add", "default", "dev", delay.DEVICE, "table", DELAYED)
                 for leg in legs:
                     self._ip("-n", self._router, "rule", "add", "iif", leg, "lookup", DELAYED)
@@ -119,7 +108,6 @@ class Network:
                 for leg in legs:
                     rule = ("ip", "-n", self._router, "rule", "del", "iif", leg)
                     subprocess.run(rule, capture_output=True, check=False)
-                carrier.stdin.close()
 
     def dropped(self, *names: str) -> int:
         """Packets that these cuts took so far; fails unless each is in force."""
