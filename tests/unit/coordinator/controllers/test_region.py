@@ -46,6 +46,17 @@ async def placed(world: World) -> Agent:
     return agent
 
 
+async def removed(world: World, agent: Agent) -> None:
+    """The one workload is deleted, and nothing of it is left."""
+    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
+    for _ in range(4):
+        world.clock.advance(1.0)
+        await world.step()
+        await agent.obey()
+    await world.step()
+    assert not world.region.workloads.desired["edge-1"].assignments
+
+
 async def codes(world: World) -> list[str]:
     return [event.code for event in await world.region.events.past(0, 1000)]
 
@@ -74,13 +85,7 @@ async def test_what_a_workload_costs_is_metered_for_as_long_as_it_has_a_device(t
     await world.region.workloads.step()
     assert spent.usd == {("cost_usd", "default", "reader", ""): pytest.approx(0.20)}
     await agent.report()
-    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
-    for _ in range(4):
-        world.clock.advance(1.0)
-        await world.step()
-        await agent.obey()
-    await world.step()
-    assert not world.region.workloads.desired["edge-1"].assignments
+    await removed(world, agent)
     came = dict(spent.usd)
     world.clock.elapsed += 1800.0
     await world.region.workloads.step()
@@ -277,13 +282,7 @@ async def test_what_is_in_use_is_not_deleted(world: World) -> None:
 
 async def test_a_deleted_workload_is_drained_and_goes(world: World) -> None:
     agent = await placed(world)
-    await world.region.workloads.delete(DocumentKey("Workload", "default/reader"), "test")
-    for _ in range(4):
-        world.clock.advance(1.0)
-        await world.step()
-        await agent.obey()
-    await world.step()
-    assert not world.region.workloads.desired["edge-1"].assignments
+    await removed(world, agent)
     assert not world.region.workloads.desired["edge-1"].routes
 
 
