@@ -10,13 +10,12 @@ import grpc
 import pytest
 
 from harness.compose import AWAY, ETCD, GATEWAYS, NODES, PATIENCE_S, PROJECT, STATE, STEADY, Compose, docker
-from harness.coordinator import operator
+from harness.coordinator import operator, operator_of
 from harness.ports import free_ports
 from harness.report import record
 from harness.trio import Writer, who
 from harness.wait import wait_until
 from shoal.types.codes import Code, ShoalError
-from shoal.types.device import Role
 from shoal.v1 import operator_pb2
 from shoal.wire.enrol import Enrolled
 
@@ -48,12 +47,7 @@ class Coordinator:
 
 def coordinator(compose: Compose, region: str) -> Coordinator:
     link = f"127.0.0.1:{compose.port('link', region)}"
-    return Coordinator(link, admin_of(region, compose.home / region / "operator", link))
-
-
-def admin_of(region: str, folder: Path, link: str) -> Enrolled:
-    certificate, ca, key = ((folder / name).read_bytes() for name in ("cert.pem", "ca.pem", "key.pem"))
-    return Enrolled(region, Role.OPERATOR, "compose", certificate, ca, link, link, key)
+    return Coordinator(link, operator_of(region, compose.home / region / "operator", link))
 
 
 LAB = "lab"
@@ -111,7 +105,7 @@ def pair(fleet: Compose, tmp_path: Path) -> Iterator[Pair]:
             running.enter_context(fleet.twin(name, "cloud-coordinator", flags, "run", network="cloud-store"))
             files = folder / "operator"
             wait_until(lambda files=files: (files / "cert.pem").exists(), PATIENCE_S, "its first operator")  # type: ignore[misc]
-        admin = admin_of(LAB, folders[0] / "operator", f"127.0.0.1:{ports[0]}")
+        admin = operator_of(LAB, folders[0] / "operator", f"127.0.0.1:{ports[0]}")
         yield Pair([Coordinator(f"127.0.0.1:{port}", admin) for port in ports], names, admin)
 
 

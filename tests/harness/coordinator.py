@@ -102,6 +102,12 @@ class Coordinator:
         return self.authority().enrol_self(role, name, lifetime_s=Seconds(valid_s), wall=start)
 
 
+def operator_of(region: str, folder: Path, address: str = "") -> Enrolled:
+    """The first operator, by the folder that a coordinator wrote for it. address: of links and the API."""
+    certificate, ca, key = ((folder / name).read_bytes() for name in ("cert.pem", "ca.pem", "key.pem"))
+    return Enrolled(region, Role.OPERATOR, "admin", certificate, ca, address, address, key)
+
+
 def credentials(enrolled: Enrolled, *, ca: bytes | None = None) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca or enrolled.ca_pem, enrolled.key_pem, enrolled.certificate_pem)
 

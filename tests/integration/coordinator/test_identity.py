@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from onnx import helper
 
 from harness import crafted
-from harness.coordinator import REGION, Coordinator, channel, operator
+from harness.coordinator import REGION, Coordinator, channel, operator, operator_of
 from harness.http2 import declare_4_gib
 from harness.report import record
 from harness.wait import wait_until
@@ -54,9 +54,8 @@ UNLIMITED = 2**31 - 1
 @pytest.fixture(scope="module")
 def admin(coordinator: Coordinator) -> Enrolled:
     folder = Path(coordinator.ready["operator_dir"])
-    read = {name: (folder / f"{name}.pem").read_bytes() for name in ("cert", "key", "ca")}
-    assert all((folder / f"{name}.pem").stat().st_mode & 0o077 == 0 for name in read), "only their owner reads them"
-    return Enrolled(REGION, Role.OPERATOR, "admin", read["cert"], read["ca"], "", "", read["key"])
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir()), "only their owner reads them"
+    return operator_of(REGION, folder)
 
 
 def token(coordinator: Coordinator, admin: Enrolled, role: str, name: str = "", valid_s: float = 60.0) -> str:

@@ -11,10 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from harness.coordinator import REGION, Coordinator, operator
+from harness.coordinator import REGION, Coordinator, operator, operator_of
 from harness.wait import wait_until
 from shoal.types.codes import Code
-from shoal.types.device import Role
 from shoal.v1 import operator_pb2 as api
 from shoal.wire.enrol import Enrolled
 from shoal.wire.status import refusal_of
@@ -30,9 +29,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 
 
 def admin(coordinator: Coordinator) -> Enrolled:
-    folder = Path(coordinator.ready["operator_dir"])
-    read = {name: (folder / f"{name}.pem").read_bytes() for name in ("cert", "key", "ca")}
-    return Enrolled(REGION, Role.OPERATOR, "admin", read["cert"], read["ca"], "", "", read["key"])
+    return operator_of(REGION, Path(coordinator.ready["operator_dir"]))
 
 
 def apply(coordinator: Coordinator, name: str) -> int:
