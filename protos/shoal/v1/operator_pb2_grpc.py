@@ -364,7 +364,7 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Trace(self, request, context):
-        """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none.
+        """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND for what is no id of one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

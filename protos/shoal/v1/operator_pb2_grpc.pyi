@@ -77,7 +77,7 @@ class OperatorStub:
     Logs: _grpc.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]
     """What a node's processes logged last, then (follow) what they log."""
     Trace: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]
-    """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none."""
+    """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND for what is no id of one."""
     GetDiagnostics: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]
     """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
@@ -130,7 +130,7 @@ class OperatorAsyncStub(OperatorStub):
     Logs: _aio.UnaryStreamMultiCallable[_operator_pb2.LogsRequest, _operator_pb2.LogsReply]  # type: ignore[assignment]
     """What a node's processes logged last, then (follow) what they log."""
     Trace: _aio.UnaryUnaryMultiCallable[_operator_pb2.TraceRequest, _operator_pb2.TraceReply]  # type: ignore[assignment]
-    """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none."""
+    """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND for what is no id of one."""
     GetDiagnostics: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetDiagnosticsRequest, _operator_pb2.GetDiagnosticsReply]  # type: ignore[assignment]
     """Of the coordinator that answers, for a support bundle: no secret is among it."""
 
@@ -348,7 +348,7 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.TraceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.TraceReply, _abc.Awaitable[_operator_pb2.TraceReply]]:
-        """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND where it knows none."""
+        """The spans of one request, migration or negotiation, as far as this region knows them. NOT_FOUND for what is no id of one."""
 
     @_abc_1.abstractmethod
     def GetDiagnostics(
