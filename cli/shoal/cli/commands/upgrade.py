@@ -154,10 +154,11 @@ class _Shell:
                 if isinstance(course.stage, Over):
                     return course.stage
                 time.sleep(LOOK_S)  # noqa: TID251 - a command's own pace
-                due = isinstance(course.stage, Watch) and _now() >= course.stage.until
+                now = _now()  # one moment for both: a watch that is over is judged with doctor's checks
+                due = isinstance(course.stage, Watch) and now >= course.stage.until
                 seen = self.look(patient=True, examine=due)
                 before = course.stage
-                course, effects = rollout.step(course, seen, self._asked, _now())
+                course, effects = rollout.step(course, seen, self._asked, now)
                 if isinstance(course.stage, Watch) and course.stage is not before:
                     names = ", ".join(course.stage.wave)
                     self.say(f"{names}: {self._asked.version}, watched for {self._asked.hold_s:g}s")
@@ -351,7 +352,13 @@ def _executed(command: list[str], within_s: float) -> str:
     """Why it failed; empty: it did not."""
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=within_s
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=within_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
