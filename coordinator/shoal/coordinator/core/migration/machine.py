@@ -9,6 +9,7 @@ from typing import Final
 
 from shoal.coordinator.core.migration.guard import counted, judged, tripped
 from shoal.coordinator.core.migration.model import (
+    HELD_ANEW,
     Aborted,
     Alone,
     Done,
@@ -289,7 +290,7 @@ def _shift_again(
     source = replace(source, p95_s=state.source.p95_s or source.p95_s)
     again = replace(state, source=source, target=counted(seen.target), since=now, due=due)
     share = migration.rule.steps[state.step]
-    return _enter(migration, again, wall, f"{share:.0%}, held anew: who counts the requests began anew")
+    return _enter(migration, again, wall, f"{share:.0%}, {HELD_ANEW}")
 
 
 def _held_s(migration: Migration, limits: Limits) -> Seconds:

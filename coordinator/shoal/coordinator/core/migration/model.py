@@ -18,6 +18,8 @@ NEVER: Final = Wall(0.0)
 START: Final = Elapsed(0.0)
 ALWAYS: Final = Elapsed(-math.inf)
 P95: Final = 0.95
+HELD_ANEW: Final = "held anew: who counts the requests began anew"
+"""What the story says of a step whose counts broke off."""
 USUAL_SAMPLES: Final = MigrationRule().samples
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Final
 
-from shoal.coordinator.core.migration.model import Aborted, Entered, Migration, Reading, Stage
+from shoal.coordinator.core.migration.model import HELD_ANEW, Aborted, Entered, Migration, Reading, Stage
 from shoal.types.trace import Span, span_of, stretch, trace_of
 from shoal.types.units import Wall, show_seconds
 
@@ -43,7 +43,7 @@ def spans_of(migration: Migration, region: str, wall: Wall) -> tuple[Span, ...]:
             stretch(
                 *(trace, span_of(trace, str(number), entered.stage), root, entered.stage.replace("_", " "), region),
                 *(entered.at, after.at if after is not None else wall),
-                dict(_of_stage(migration, entered, readings)),
+                dict(_of_stage(migration, entered, iter(()) if _broke_off(after) else readings)),
                 code,
                 is_open=after is None,
             )
@@ -65,6 +65,11 @@ def _about(migration: Migration) -> dict[str, str]:
     if migration.aim.region and not migration.source.region:
         said["shoal.to.region"] = migration.aim.region
     return {key: value for key, value in said.items() if value}
+
+
+def _broke_off(after: Entered | None) -> bool:
+    """A step of which nothing was read, for it is held once more."""
+    return after is not None and after.note.endswith(HELD_ANEW)
 
 
 def _of_stage(migration: Migration, entered: Entered, readings: Iterator[Reading]) -> Iterator[tuple[str, str]]:

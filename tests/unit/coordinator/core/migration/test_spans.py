@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from shoal.coordinator.core.migration.model import (
+    HELD_ANEW,
     Aborted,
     Cause,
     Done,
@@ -89,6 +90,13 @@ def test_the_same_spans_whenever_it_is_told() -> None:
     assert [(span.name, span.open) for span in told if span.open] == [("migration", True), ("draining", True)]
     assert (told[-1].seconds, later[-1].seconds) == (0.5, 1.0)
     assert spans_of(MOVE, "us", Wall(0.0))[0].trace != told[0].trace
+
+
+def test_a_step_that_was_held_anew_was_read_once_and_then() -> None:
+    again = (Stage.SHIFTING, 3.0, f"25%, {HELD_ANEW}")
+    told = spans_of(replace(MOVE, story=story(*STAGES[:6], again, *STAGES[6:])), "eu", Wall(0.0))
+    read = [span.attributes.get("shoal.requests") for span in told if span.name == "shifting"]
+    assert read == [None, "3", "12"]
 
 
 def test_what_failed_is_where_it_failed() -> None:
