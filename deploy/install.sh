@@ -397,11 +397,11 @@ uninstall() {
 }
 
 rollback() {
-    before=$(readlink $home/previous || :)
-    [ -d "$before" ] || refuse NOT_FOUND "no release before the present one" "a release that --upgrade left" "install.sh --upgrade --wheels DIR with the older wheels"
-    choose "$before"
+    back=$(readlink $home/previous || :)
+    [ -d "$back" ] || refuse NOT_FOUND "no release before the present one" "a release that --upgrade left" "install.sh --upgrade --wheels DIR with the older wheels"
+    choose "$back"
     start_unit
-    say "$program: $before"
+    say "$program: $back"
 }
 
 install_part() {

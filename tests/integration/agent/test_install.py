@@ -55,7 +55,7 @@ def test_another_release_and_the_one_before(machine: Machine) -> None:
     assert machine.path("/opt/shoal/agent/previous").readlink() == first
     wait_until(lambda: lives(machine), PATIENCE_S, "the agent to serve")
     assert str(second) in machine.path(f"/proc/{machine.show(AGENT, 'MainPID')}/cmdline").read_text()
-    install(machine, "--rollback", script=SCRIPT)
+    assert f"shoal-agent: {first}" in install(machine, "--rollback", script=SCRIPT)
     wait_until(lambda: lives(machine), PATIENCE_S, "the agent to serve")
     assert str(first) in machine.path(f"/proc/{machine.show(AGENT, 'MainPID')}/cmdline").read_text()
     assert len(nodes(machine)) == 1, "the same node"
