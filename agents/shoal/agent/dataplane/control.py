@@ -194,14 +194,16 @@ def pack_stats(stats: FrontStats) -> bytes:
 
 
 def unpack_stats(payload: bytes) -> FrontStats:
-    """Raises ShoalError(MESSAGE_INVALID)."""
+    """What an older front does not say yet is as by default. Raises ShoalError(MESSAGE_INVALID)."""
     try:
         said: dict[str, Any] = json.loads(payload)
         return FrontStats(
             ready=bool(said["ready"]),
             ingress=tuple(Ingress(**{**each, "workload": WorkloadKey(*each["workload"])}) for each in said["ingress"]),
             in_flight=tuple((str(name), int(count)) for name, count in said["in_flight"]),
-            crossings=tuple(Crossing(**{**each, "latencies": tuple(each["latencies"])}) for each in said["crossings"]),
+            crossings=tuple(
+                Crossing(**{**each, "latencies": tuple(each.get("latencies", ()))}) for each in said["crossings"]
+            ),
             sessions=tuple((str(name), int(count)) for name, count in said["sessions"]),
         )
     except (ValueError, TypeError, KeyError) as error:

@@ -127,9 +127,9 @@ class DataPlane:
         self._meter = Meter()
         self._routes: Mapping[WorkloadKey, Route] = {}
         self._forwarded: Mapping[WorkloadKey, Route] = {}
+        """What a request may still meet that another front of the region sent here."""
         self._agreements: Mapping[WorkloadKey, str] = {}
         """Of workloads that another region serves, beside this one or alone."""
-        """What a request may still meet that another front of the region sent here."""
         self._guests: Mapping[WorkloadKey, Route] = {}
         """What a request of another region may meet."""
         self._peers_of: Mapping[str, PeerTrust] = {}

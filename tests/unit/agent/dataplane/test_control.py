@@ -1,0 +1,19 @@
+"""What a supervisor understands of a front."""
+
+import json
+
+from shoal.agent.dataplane import control
+from shoal.agent.ports import FrontStats
+from shoal.types.assignment import Crossing
+from shoal.types.units import Seconds
+
+
+def test_a_front_of_the_version_before_is_understood() -> None:
+    """It serves on while its supervisor is replaced, and does not say what is counted since."""
+    crossing = Crossing("ag-1", "east", 3, 1, Seconds(0.25), (0, 2))
+    stats = FrontStats(ready=True, ingress=(), in_flight=(), crossings=(crossing,))
+    assert control.unpack_stats(control.pack_stats(stats)) == stats
+    said = json.loads(control.pack_stats(stats))
+    del said["crossings"][0]["latencies"]
+    (told,) = control.unpack_stats(json.dumps(said).encode()).crossings
+    assert told == Crossing("ag-1", "east", 3, 1, Seconds(0.25))
