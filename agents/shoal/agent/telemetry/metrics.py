@@ -120,7 +120,8 @@ def _batches(now: Snapshot) -> Metric:
     )
     bounds = (*map(str, BATCHES), "+Inf")
     for each in now.observed:
-        if (batches := now.batches.get(each.assignment)) is not None:
+        batches = now.batches.get(each.assignment)
+        if batches is not None and len(batches.counts) == len(bounds):  # a worker runs strangers' models
             counts = map(float, itertools.accumulate(batches.counts))
             family.add_metric(_labels(each), list(zip(bounds, counts, strict=True)), batches.inputs)
     return family

@@ -180,4 +180,6 @@ def _read(kind: Any, value: Any) -> Any:
         return kind(*(_read(hint, item) for hint, item in zip(hints.values(), value, strict=True)))
     if not isinstance(value, (int, float) if kind is float else kind):
         raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a number that no message to the region can hold")
     return value

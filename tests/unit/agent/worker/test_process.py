@@ -110,6 +110,15 @@ def test_malformed_messages(payload: bytes) -> None:
             from_json(WorkerStatus, broken)
 
 
+def test_a_number_that_no_status_can_hold_is_refused_where_it_comes_in() -> None:
+    status = WorkerStatus(State.READY, "x", 2**63 - 1, (), None, None)
+    assert unpack(WorkerStatus, pack(status)) == status
+    for many in (2**63, -(2**63) - 1):
+        with pytest.raises(ShoalError) as refused:
+            unpack(WorkerStatus, pack(replace(status, in_flight=many)))
+        assert refused.value.code is Code.MESSAGE_INVALID
+
+
 def test_a_worker_of_the_version_before_is_understood() -> None:
     """It runs on while its supervisor is replaced, and does not say what is counted since."""
     status = WorkerStatus(State.READY, "x", 0, (), None, None, Batches((1,) * 9, 300))
