@@ -1,6 +1,7 @@
 """Three real coordinators of one region over one etcd, and a client whose writes are counted."""
 
 import itertools
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -109,6 +110,8 @@ class Writer:
     acknowledged: list[float] = field(default_factory=list)
     """When."""
     codes: set[Code] = field(default_factory=set)
+    prefix: str = field(default_factory=lambda: f"w{secrets.token_hex(4)}-")
+    """Of its tokens' names: no other writer's, of a test before or of another process."""
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -147,14 +150,12 @@ class Writer:
         leader = operator(self.trio.leader().link, self.trio.admin)
         tokens = leader.Get(operator_pb2.GetRequest(kind="tokens"), timeout=20.0).tokens
         found = sorted(token.name for token in tokens if token.name.startswith(self.prefix))
-        assert len(found) == len(set(found)), "written twice"
-        refused = {done.asked for done in self.history.done if done.outcome is Outcome.REFUSED}
-        assert not refused & set(found), "refused, and there all the same"
+        twice = {name for name in found if found.count(name) > 1}
+        assert not twice, f"written twice: {twice}"
+        refused = {done.asked: done.detail for done in self.history.done if done.outcome is Outcome.REFUSED}
+        there = {asked: told for asked, told in refused.items() if asked in found}
+        assert not there, f"refused, and there all the same: {there}"
         return judge([self.history], lambda asked: asked if asked in found else None)
-
-    @property
-    def prefix(self) -> str:
-        return f"w{id(self):x}-"
 
     def _run(self) -> None:
         stubs = {each.link: operator(each.link, self.trio.admin) for each in self.trio.members}
@@ -173,7 +174,8 @@ class Writer:
                 sure = refusal.code in (Code.NOT_LEADER, Code.STORE_FULL) or (
                     refusal.code is Code.STORE_UNAVAILABLE and "not known" not in refusal.found
                 )
-                self.history.end(call, Outcome.REFUSED if sure else Outcome.UNKNOWN, refusal.code, _now())
+                told = f"{refusal.code}: {refusal.found}"
+                self.history.end(call, Outcome.REFUSED if sure else Outcome.UNKNOWN, told, _now())
                 addresses.append(addresses.pop(0))
                 self._stopping.wait(0.02)
                 continue
