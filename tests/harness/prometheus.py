@@ -49,7 +49,7 @@ def dashboards() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Of one target of one panel. span: of a stat, whose value is of the whole time shown."""
+    """Of one target of one panel."""
 
     dashboard: str
     panel: str
@@ -57,7 +57,8 @@ class Query:
     expr: str
 
     def asked(self, *, rate: str, span: str) -> str:
-        """As Grafana would ask it with all regions and nodes chosen."""
+        """As Grafana would ask it with all regions and nodes chosen. span: of a stat, whose value is of the whole time
+        shown."""
         chosen = {"$__rate_interval": rate, "$__range": span, "$region": ".*", "$node": ".*"}
         expr = self.expr
         for name, value in chosen.items():

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.trace import Span, SpanKind
 
 if TYPE_CHECKING:
@@ -116,8 +116,13 @@ class Exporter:
 
     @classmethod
     def to(cls, endpoint: str) -> Self:
-        """endpoint: as of `collector_of`; empty for nobody. Raises ShoalError(FIELD_INVALID)."""
-        return cls(collector_of(endpoint) if endpoint else None)
+        """endpoint: one that `collector_of` took when the process was started; empty for nobody. What is wrong with it
+        by now (the file of its CAs is gone) is logged, and nobody collects: who serves, or leads, goes on."""
+        try:
+            return cls(collector_of(endpoint) if endpoint else None)
+        except ShoalError as error:
+            _log.error("spans_not_exported", refusal=str(error))
+            return cls(None)
 
     @property
     def wanted(self) -> bool:

@@ -124,6 +124,17 @@ async def test_without_a_collector_nothing_is_kept_and_nobody_waits() -> None:
     assert Exporter.to("http://otel").wanted
 
 
+def test_whoever_serves_goes_on_without_the_cas_that_were_there_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authorities = tmp_path / "ca.pem"
+    authorities.write_bytes(b"CA")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authorities))
+    assert Exporter.to("https://otel.example").wanted
+    authorities.unlink()
+    assert not Exporter.to("https://otel.example").wanted
+
+
 async def test_over_tls_only_whom_the_authority_names(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "west", SystemClock().wall())
     with collector(authority.issue(Role.AGENT, "otel")) as receiver:

@@ -12,7 +12,7 @@ _log = structlog.get_logger("shoal.coordinator.traces")
 
 class CollectorTraces:
     def __init__(self, endpoint: str) -> None:
-        """endpoint: empty for none. Raises ShoalError(FIELD_INVALID)."""
+        """endpoint: empty for none."""
         self._exporter = Exporter.to(endpoint)
 
     @property
