@@ -376,6 +376,11 @@ class Recorded:
 class Front(Protocol):
     """The data-plane process, kept running; configured whole each time."""
 
+    @property
+    def adopted(self) -> bool:
+        """Whether it runs since an earlier supervisor, so that it serves what that one told it, if nobody else does."""
+        ...
+
     async def configure(
         self,
         routes: tuple[Route, ...],

@@ -607,6 +607,7 @@ class Front:
     def __init__(self, process: Process, machine: Machine) -> None:
         self._process = process
         self._machine = machine
+        self.adopted = machine.front.alive
 
     async def configure(
         self,

@@ -319,6 +319,26 @@ async def test_f03_killed_supervisor_is_replaced_and_nothing_is_reloaded_or_lost
     )
 
 
+async def test_a_supervisor_that_cannot_read_its_journal_takes_nothing_away(scene: Scene) -> None:
+    """Cut off, too: front and workers go on with what an earlier one told them, until a coordinator says otherwise."""
+    client, workers, before = scene.client(), scene.machine.workers(), len(scene.machine.log())
+    sessions, phases = len(scene.coordinator.hellos), len(scene.coordinator.phases)
+    scene.machine.kill_supervisor()
+    await scene.coordinator.stop()
+    for path in (scene.machine.folder / "journal").glob("desired*"):
+        path.write_bytes(b"damaged")
+    await asyncio.to_thread(scene.machine.start)
+    await until(lambda: scene.machine.logged("front_ready", before), 10.0, "the front to be asked")
+    for _ in range(100):
+        assert await scene.infer(client) == scene.right
+    await scene.coordinator.start()
+    await until(lambda: len(scene.coordinator.hellos) > sessions, 10.0, "the link to come back")
+    assert scene.coordinator.hellos[-1].holds is None
+    await until(lambda: (ONE, Phase.READY) in scene.coordinator.phases[phases:], 5.0, "ready in the status")
+    assert await scene.infer(client) == scene.right
+    assert scene.machine.workers() == workers
+
+
 async def test_f39_a_worker_that_crashes_three_times_is_poisoned_and_nothing_else_is_touched(scene: Scene) -> None:
     scene.want(scene.asked(ONE), scene.asked(TWO, "other"))
     phases, events = len(scene.coordinator.phases), len(scene.coordinator.events)

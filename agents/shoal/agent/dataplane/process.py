@@ -94,6 +94,8 @@ class FrontProcess:
         self._process: _Process | None = None
         self._up = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
+        self.adopted = False
+        """As the port has it."""
         self.restarts = 0
 
     @property
@@ -111,6 +113,7 @@ class FrontProcess:
         Raises ShoalError(CONFLICT) when a port is taken by somebody else."""
         Path(self._asked.run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         adopted = await self._adopt()
+        self.adopted = adopted is not None
         if adopted is None:
             self._config = self._reserve(self._asked)
         else:
@@ -214,7 +217,9 @@ class FrontProcess:
             _log.warning("front_restarts", pid=self._process.pid, restarts=self.restarts)
             if quick > 1:
                 await self._clock.sleep(delay("front", quick - 2, base_s=_RESTART_BASE_S, cap_s=_RESTART_CAP_S))
-            process = None
+            if self.adopted and self._wanted is None:
+                self._wanted = Configuration()  # what the one before was told, nobody knows
+            self.adopted, process = False, None
 
     async def _attend(self, process: _Process) -> None:
         """Returns when the process or its connection is over. Raises ShoalError when it does not come up."""

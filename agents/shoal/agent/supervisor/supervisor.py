@@ -341,6 +341,8 @@ class Supervisor:
             await self._unconfigured.wait()
             self._unconfigured.clear()
             desired = self._desired
+            if desired is None and self._front.adopted:
+                continue  # as its workers, it goes on until a coordinator says otherwise
             trust = desired.trust if desired and desired.trust else Trust()
             try:
                 await self._membership.adopt(trust)
