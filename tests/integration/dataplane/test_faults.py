@@ -403,6 +403,34 @@ async def test_f03_a_next_supervisor_adopts_the_front_which_served_meanwhile(
         await node.stop()
 
 
+async def test_an_adopted_front_that_ends_before_anything_was_configured_is_followed_by_one_that_answers(
+    tmp_path: Path, authority: Authority
+) -> None:
+    node = Node("n1", authority, tmp_path / "n1")
+    try:
+        await node.start()
+        assert not node.front.adopted
+        await node.front.configure((), ())
+        pid = node.front.pid
+        assert pid is not None
+        await node.front.close(keep=True)
+        node.front = FrontProcess(node.config, FRONT, SystemClock())
+        await node.front.start()
+        assert node.front.adopted
+        os.kill(pid, signal.SIGKILL)
+
+        async def listens() -> bool:
+            try:
+                return (await node.front.stats()).ready and node.front.pid != pid
+            except ShoalError:
+                return False
+
+        await until(listens, 20, "the new front listens")
+        assert not node.front.adopted
+    finally:
+        await node.stop()
+
+
 async def test_an_orphan_ends_itself(tmp_path: Path, authority: Authority) -> None:
     node = Node("n1", authority, tmp_path / "n1")
     node.config = replace(node.config, orphan_after_s=0.5)
