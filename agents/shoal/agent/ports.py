@@ -18,6 +18,7 @@ from shoal.types.assignment import (
 )
 from shoal.types.codes import Refusal, ShoalError
 from shoal.types.device import Device, Reading
+from shoal.types.latency import Counts
 from shoal.types.link import FromAgent, Hello, LogLines, LogsAsked, Refused, SpansAsked, SpansFound, ToAgent, Welcome
 from shoal.types.migration import Giver, Handover, Verdict, Verification, Verifier
 from shoal.types.profile import TensorSpec
@@ -289,6 +290,7 @@ class WorkerStats:
     in_flight: int
     served: tuple[Served, ...]
     batches: Batches = NO_BATCHES
+    latencies: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)

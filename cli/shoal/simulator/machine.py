@@ -130,6 +130,7 @@ class Worker:
         self.in_flight = 0
         self.requests = 0
         self.errors = 0
+        self.latencies = Histogram()
 
     @property
     def alive(self) -> bool:
@@ -384,7 +385,8 @@ class Machine:
             return Code.REPLICA_UNREACHABLE, ""
         behaviour = self.models[worker.assignment.model]
         worker.in_flight += 1
-        await asyncio.sleep(self.chance.between(0.5, 1.5) * behaviour.serve_s * self.slowed)
+        serve_s = self.chance.between(0.5, 1.5) * behaviour.serve_s * self.slowed
+        await asyncio.sleep(serve_s)
         worker.in_flight -= 1
         if not worker.alive:
             worker.errors += 1
@@ -393,6 +395,7 @@ class Machine:
             self.kill_worker(assignment, own_fault=True, why="crashed at a request")
             return Code.WORKER_CRASHED, ""
         worker.requests += 1
+        worker.latencies.add(serve_s)
         self.world.record("request.answered", node=self.name, assignment=assignment)
         return None, assignment
 
@@ -537,7 +540,9 @@ class Workers:
     async def stats(self) -> tuple[WorkerStats, ...]:
         self._process.gate("worker stats")
         return tuple(
-            WorkerStats(name, worker.in_flight, (_served(worker, self._machine.slowed),))
+            WorkerStats(
+                name, worker.in_flight, (_served(worker, self._machine.slowed),), latencies=worker.latencies.counts
+            )
             for name, worker in sorted(self._machine.workers.items())
             if worker.ready is not None
         )

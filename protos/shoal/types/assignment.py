@@ -200,6 +200,9 @@ class Observed:
     verdict: Verdict | None = None
     sessions: int = 0
     """Of a stateful workload: those whose state it has now."""
+    latencies: Counts = ()
+    """Seconds at the worker of all that it answered since it was ready, from any origin; empty where an older node does
+    not say."""
 
 
 @dataclass(frozen=True, slots=True)

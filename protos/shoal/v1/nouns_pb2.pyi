@@ -1607,6 +1607,7 @@ class Observed(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    LATENCIES_FIELD_NUMBER: _builtins.int
     assignment: _builtins.str
     model: _builtins.str
     device: _builtins.str
@@ -1631,6 +1632,8 @@ class Observed(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
     def verdict(self) -> Global___Verdict: ...
+    @_builtins.property
+    def latencies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1652,10 +1655,11 @@ class Observed(_message.Message):
         outputs: _abc.Iterable[Global___TensorSpec] | None = ...,
         verdict: Global___Verdict | None = ...,
         sessions: _builtins.int = ...,
+        latencies: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "gives_up_at", b"gives_up_at", "measured", b"measured", "retry_at", b"retry_at", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "sessions", b"sessions", "since", b"since", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at", "_retry_at", b"_retry_at", "assignment", b"assignment", "code", b"code", "device", b"device", "gives_up_at", b"gives_up_at", "in_flight", b"in_flight", "inputs", b"inputs", "latencies", b"latencies", "measured", b"measured", "model", b"model", "outputs", b"outputs", "phase", b"phase", "reason", b"reason", "restarts", b"restarts", "retry_at", b"retry_at", "served", b"served", "sessions", b"sessions", "since", b"since", "verdict", b"verdict", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gives_up_at: _TypeAlias = _typing.Literal["gives_up_at"]  # noqa: Y015
     _WhichOneofArgType__gives_up_at: _TypeAlias = _typing.Literal["_gives_up_at", b"_gives_up_at"]  # noqa: Y015

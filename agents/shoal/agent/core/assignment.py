@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from shoal.agent.core.backoff import delay
 from shoal.types.assignment import Assignment, Measured, Observed, Phase, Served
 from shoal.types.codes import Code, Refusal
+from shoal.types.latency import Counts
 from shoal.types.migration import DRAIN_S, Against, Recording, Verdict, Verification, admits
 from shoal.types.profile import TensorSpec
 from shoal.types.units import Elapsed, Seconds, Wall
@@ -681,8 +682,9 @@ def phase(state: State) -> Phase:
 
 
 def observe(
-    state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tuple[Served, ...] = (), sessions: int = 0
-) -> Observed:
+    state: State, *, epoch_wall: Seconds, in_flight: int = 0, served: tuple[Served, ...] = (), sessions: int = 0,
+    latencies: Counts = (),
+) -> Observed:  # fmt: skip
     """What the node reports. epoch_wall: wall clock minus elapsed clock, both read now."""
 
     def wall(at: Elapsed) -> Wall:
@@ -708,6 +710,7 @@ def observe(
         outputs=service.outputs if service else (),
         verdict=state.record.verdict,
         sessions=sessions,
+        latencies=latencies,
     )
 
 

@@ -14,6 +14,16 @@ class Histogram:
         for value in seconds:
             self.add(value)
 
+    @classmethod
+    def of(cls, parts: Iterable["Histogram"]) -> "Histogram":
+        """What they hold together."""
+        found = cls()
+        for part in parts:
+            found.count += part.count
+            for at, count in part._counts.items():
+                found._counts[at] = found._counts.get(at, 0) + count
+        return found
+
     def add(self, seconds: float) -> None:
         at = bucket_of(seconds)
         self._counts[at] = self._counts.get(at, 0) + 1

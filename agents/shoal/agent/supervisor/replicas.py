@@ -311,6 +311,7 @@ class Replicas:
             in_flight=self._gauges.in_flight(replica.name),
             served=stats.served if stats else (),
             sessions=dict(self._gauges.front.sessions).get(replica.name, 0),
+            latencies=stats.latencies if stats else (),
         )
 
 

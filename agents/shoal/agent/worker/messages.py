@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from shoal.agent.ports import NO_BATCHES, Batches, Pace
 from shoal.types.assignment import Measured, Served, Work
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.types.latency import Counts
 from shoal.types.profile import TensorSpec
 from shoal.types.receipt import Rates
 
@@ -106,6 +107,7 @@ class WorkerStatus:
     loaded: Loaded | None
     refusal: Refusal | None
     batches: Batches = NO_BATCHES
+    latencies: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)

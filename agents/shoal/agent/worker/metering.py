@@ -9,6 +9,7 @@ from shoal.agent.core.histogram import Histogram
 from shoal.agent.ports import BATCHES, Batches
 from shoal.agent.worker.energy import Energy
 from shoal.types.assignment import Served
+from shoal.types.latency import Counts
 from shoal.types.units import Joules, Seconds
 
 MAX_ORIGINS: Final = 256
@@ -60,6 +61,11 @@ class Metering:
     def batches(self) -> Batches:
         with self._lock:
             return Batches(tuple(self._batches), self._inputs)
+
+    def latencies(self) -> Counts:
+        """Of what was answered, whatever its origin."""
+        with self._lock:
+            return Histogram.of(account.latency for account in self._accounts.values()).counts
 
     def served(self) -> tuple[Served, ...]:
         with self._lock:

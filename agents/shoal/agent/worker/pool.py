@@ -385,7 +385,9 @@ class ProcessWorkers:
         for status in report.held:
             replica = self._replicas.get(status.assignment)
             if replica is not None and replica.process is process and replica.ready is not None:
-                replica.stats = WorkerStats(status.assignment, status.in_flight, status.served, status.batches)
+                replica.stats = WorkerStats(
+                    status.assignment, status.in_flight, status.served, status.batches, status.latencies
+                )
 
     # the spare worker
 

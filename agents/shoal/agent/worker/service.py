@@ -331,6 +331,8 @@ class _Held:
 
     def status(self) -> WorkerStatus:
         replica = self.replica
+        # Read before `served`, so that there are never more of them than of requests.
+        latencies = replica.metering.latencies() if replica else ()
         return WorkerStatus(
             state=self.state,
             assignment=self.order.assignment,
@@ -339,6 +341,7 @@ class _Held:
             loaded=replica.loaded if replica else None,
             refusal=self.refusal,
             batches=replica.metering.batches() if replica else NO_BATCHES,
+            latencies=latencies,
         )
 
 

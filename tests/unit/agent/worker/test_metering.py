@@ -52,6 +52,7 @@ def test_accounts_by_origin_are_bounded() -> None:
     assert first.joules == pytest.approx(0.501 * 10)
     assert first.energy_source is EnergySource.PROFILE
     assert first.latency_p95_s == pytest.approx(0.002, rel=0.05)
+    assert metering.latencies() == Histogram([0.002] * (MAX_ORIGINS + 50)).counts, "of all, whatever their origin"
 
 
 def test_inputs_of_a_request_are_counted_by_bounds() -> None:

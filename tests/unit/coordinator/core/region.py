@@ -1,7 +1,8 @@
 """A small region for tests: builders of its nouns, and agents that do what they are told, when they are told to."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from shoal.coordinator.core.workloads.model import (
 from shoal.types.assignment import Assignment, Crossing, Measured, Observed, PeerTrust, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import Device, DeviceKind, EnergySource, Node, Reading, Role
+from shoal.types.latency import Counts, bucket_of
 from shoal.types.migration import Against, MigrationRule, PackRef, Recording, Verdict
 from shoal.types.profile import ModelProfile, OperatorCost
 from shoal.types.receipt import Rates, Receipt
@@ -53,6 +55,11 @@ START = 1_700_000_000.0
 """Wall clock at elapsed 0."""
 DIGEST = "sha256:" + "a" * 64
 SMALL = "sha256:" + "b" * 64
+
+
+def counts_of(seconds: Sequence[float]) -> Counts:
+    found = Counter(map(bucket_of, seconds))
+    return tuple(found[at] for at in range(max(found, default=-1) + 1))
 
 
 def device(name: str = "cpu0", *, kind: str = "cpu", memory: int = 8 * GIB, **more: Any) -> Device:
@@ -283,6 +290,7 @@ class Agent:
     wrong: bool = False
     """What it answers is not what the others do."""
     served: tuple[Served, ...] = ()
+    latencies: Counts = ()
     crossings: tuple[Crossing, ...] = ()
     front_ready: bool = True
     stuck: set[str] = field(default_factory=set)
@@ -342,12 +350,21 @@ class Agent:
                 code = Code.VERIFY_FAILED if self.wrong else None
                 held = Verdict(asked.migration, not self.wrong, code, "", asked.against, asked.inputs, asked.samples)
                 self.verified[each.id] = held
-            return observed(each, Phase.READY, measured=warm(), verdict=held, served=self.served)
+            return observed(
+                each, Phase.READY, measured=warm(), verdict=held, served=self.served, latencies=self.latencies
+            )
         if asked is None or asked.against is Against.NONE:
             self.unasked.add(each.id)
         if asked is None or each.id in self.unasked or each.id in self.verified:
             verdict = self.verified.get(each.id)
-            return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)
+            return observed(
+                each,
+                Phase.READY,
+                measured=warm(self.p50_s),
+                verdict=verdict,
+                served=self.served,
+                latencies=self.latencies,
+            )
         if recording is not None or not self._is_due(each, now):
             return observed(each, Phase.VERIFYING, gives_up_at=Wall(START + now + 60))
         code = Code.VERIFY_FAILED if self.wrong else None
@@ -356,7 +373,9 @@ class Agent:
             again = Wall(START + now + 60)
             return observed(each, Phase.FAILED, code=code, reason="too far", verdict=verdict, gives_up_at=again)
         self.verified[each.id] = verdict
-        return observed(each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served)
+        return observed(
+            each, Phase.READY, measured=warm(self.p50_s), verdict=verdict, served=self.served, latencies=self.latencies
+        )
 
     def _is_due(self, each: Assignment, now: float) -> bool:
         return now - self.since[each.id] >= self.load_s + self.verify_s

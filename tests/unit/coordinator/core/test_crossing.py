@@ -1,15 +1,13 @@
 """Live moves of a whole workload to another region and home, as the region's steps make them."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import DIGEST, SMALL, START, Region, intent, node, profile
+from unit.coordinator.core.region import DIGEST, SMALL, START, Region, counts_of, intent, node, profile
 
 from harness.offers import offer
 from shoal.coordinator.core.migration.advance import advance, moving, view
@@ -36,7 +34,6 @@ from shoal.types.agreement import GatewayRef
 from shoal.types.assignment import Crossing, Phase, Served
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Role
-from shoal.types.latency import bucket_of
 from shoal.types.migration import Window
 from shoal.types.route import Endpoint, EndpointState
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, UsdPerHour, Wall
@@ -599,11 +596,6 @@ class Front:
         raise AssertionError(f"never over: {the_one(self.region)}")
 
 
-def counts_of(seconds: Sequence[float]) -> tuple[int, ...]:
-    found = Counter(map(bucket_of, seconds))
-    return tuple(found[at] for at in range(max(found) + 1))
-
-
 @pytest.fixture
 def shifting(region: Region) -> Front:
     """At the first step of a move to the other region."""
@@ -688,16 +680,16 @@ def test_while_no_gateway_counts_nothing_is_judged_and_the_deadline_ends_it(shif
 
 
 def test_two_slow_ones_of_a_few_say_nothing_of_the_p95() -> None:
-    few = Figures(20, latencies=counts_of([0.01] * 18 + [0.5] * 2), p95_s=0.5)
-    many = Figures(2000, latencies=counts_of([0.01] * 1800 + [0.5] * 200), p95_s=0.5)
+    few = Figures(20, latencies=counts_of([0.01] * 18 + [0.5] * 2))
+    many = Figures(2000, latencies=counts_of([0.01] * 1800 + [0.5] * 200))
     assert few.surely_s == pytest.approx(0.01, rel=0.05)
     assert many.surely_s == pytest.approx(0.5, rel=0.05)
-    assert replace(few, latencies=()).surely_s == 0.5, "where nobody counted more closely"
+    assert replace(many, latencies=()).surely_s == 0.0, "where nobody counted"
 
 
 @given(st.lists(st.floats(1e-5, 1e3), max_size=60), st.lists(st.floats(1e-5, 1e3), min_size=1, max_size=60))
 def test_law_what_came_since_is_of_that_alone(before: list[float], after: list[float]) -> None:
-    first = Figures(len(before), latencies=counts_of(before) if before else ())
+    first = Figures(len(before), latencies=counts_of(before))
     both = Figures(len(before) + len(after), latencies=counts_of([*before, *after]))
     since = both.since(first)
     assert since.requests == len(after)
@@ -710,9 +702,9 @@ def test_law_what_came_since_is_of_that_alone(before: list[float], after: list[f
 BID = offer("us-east", 0.01, 0.5, model=DIGEST, joules=Joules(0.2), cached=False, load_s=Seconds(4.0))
 
 
-def counted(region: Region, agreement: str, requests: int, p95_s: float) -> None:
-    """By home's gateway."""
-    crossing = Crossing(agreement, "us-east", requests, 0, Seconds(p95_s))
+def counted(region: Region, agreement: str, answered: list[float]) -> None:
+    """By home's gateway, in seconds."""
+    crossing = Crossing(agreement, "us-east", len(answered), 0, Seconds(answered[-1]), counts_of(answered))
     state = region.fleet.nodes["gw"]
     known = replace(state, crossings={**state.crossings, agreement: crossing})
     region.fleet = replace(region.fleet, nodes={**region.fleet.nodes, "gw": known})
@@ -738,16 +730,16 @@ def test_out_it_says_what_is_expected_and_what_came(region: Region) -> None:
         Fetched("a", DIGEST, Wall(START + region.now), Bytes(100)),
     )
     region.delegated = {KEY: away}
-    counted(region, "g-1", 100, 0.02)
+    counted(region, "g-1", [0.02] * 100)
     region.run(25)
     assert the_one(region).stage == "done"
-    counted(region, "g-1", 300, 0.03)
+    counted(region, "g-1", [0.02] * 100 + [0.03] * 200)
     region.delegated = {KEY: replace(away, joules=0.4)}
     region.run(40)
     brought = the_one(region).came
     assert brought is not None
     assert (brought.requests, brought.errors, brought.fetch_bytes) == (200, 0, 7)
-    assert brought.after.latency_p95_s == pytest.approx(0.03)
+    assert brought.after.latency_p95_s == pytest.approx(0.03, rel=0.025), "of what came since, and the way"
     assert (brought.after.joules, brought.gain) == (0.4, 0.5)
     assert "MIGRATION_BROUGHT" in {event.code for event in region.events}
 
@@ -765,26 +757,26 @@ def test_home_it_says_what_is_expected_and_what_came(region: Region) -> None:
     assert one.target is not None
     assert (one.expected.before.cost, one.expected.after.cost, one.expected.gain) == (4.0, 1.0, 0.75)
     assert one.expected.fetch_bytes == profile().size_bytes
-    counted(region, "g-1/home", 60, 0.5)
-    region.agents[one.target.node].served = _served(100)
+    counted(region, "g-1/home", [0.5] * 60)
+    _serves(region, one.target.node, [0.1] * 100)
     region.step()
     region.delegated = {}
     region.run(1)
     assert the_one(region).stage == "done"
-    region.agents[one.target.node].served = _served(400)
+    _serves(region, one.target.node, [0.1] * 100 + [0.02] * 300)
     region.run(40)
     brought = the_one(region).came
     assert brought is not None
     assert (brought.requests, brought.fetch_bytes) == (300, 0)
-    assert brought.after.latency_p95_s == 0.02
+    assert brought.after.latency_p95_s == pytest.approx(0.02, rel=0.025), "of what came since"
     assert brought.after.joules == pytest.approx(0.5)
     assert brought.gain == pytest.approx(0.75)
 
 
-def _served(requests: int) -> tuple[Served, ...]:
-    return (
-        Served("", requests, 0, Seconds(0.01), Seconds(0.02), Joules(0.5 * requests), EnergySource.ESTIMATED),
-    )  # fmt: skip
+def _serves(region: Region, name: str, answered: list[float]) -> None:
+    count, agent = len(answered), region.agents[name]
+    agent.served = (Served("", count, 0, Seconds(0.01), Seconds(0.02), Joules(0.5 * count), EnergySource.ESTIMATED),)
+    agent.latencies = counts_of(answered)
 
 
 def test_what_was_not_counted_from_the_beginning_is_not_known(region: Region) -> None:

@@ -30,6 +30,7 @@ from shoal.coordinator.core.fleet.state import Fleet, Liveness, LivenessChange, 
 from shoal.types.assignment import Assignment, Ingress, Phase, Served, Status
 from shoal.types.codes import Code
 from shoal.types.device import EnergySource, Node
+from shoal.types.latency import BUCKETS
 from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall, Watts
 
 A = node("a")
@@ -251,6 +252,17 @@ def test_a35_absurd_readings_are_refused_value_by_value(field: str, value: float
     assert fleet.nodes["a"].readings["cpu0"].utilisation == 0.1
     assert fleet.nodes["a"].readings["gpu0"].free_bytes == GIB
     assert not fleet.nodes["a"].quarantined
+
+
+@pytest.mark.parametrize("latencies", [(-1,), (2**60,), (6,), (3, 3), (0,) * (BUCKETS + 1)])
+def test_a35_counts_of_latencies_that_cannot_be_are_refused(latencies: tuple[int, ...]) -> None:
+    """Of five requests."""
+    served = Served("eu", 5, 0, Seconds(0.01), Seconds(0.02), Joules(1.0), EnergySource.ESTIMATED)
+    fine, lying = (observed(assignment(name), Phase.READY, served=(served,)) for name in ("a-1", "a-2"))
+    both = (replace(fine, latencies=(1, 4)), replace(lying, latencies=latencies))
+    fleet, refusals = updates.status_received(fleet_of(A), "a", 1, status(A, 2, at=1.0, observed=both), *at(1.0))
+    assert [refusal.code for refusal in refusals] == [Code.TELEMETRY_ABSURD]
+    assert set(fleet.nodes["a"].observed) == {"a-1"}
 
 
 def test_free_above_total_and_stamps_from_the_future() -> None:

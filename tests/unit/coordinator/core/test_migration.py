@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import DIGEST
+from unit.coordinator.core.region import DIGEST, counts_of
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.core.migration.guard import judged
@@ -61,10 +61,13 @@ def verdict(migration: str = "m-1", *, passed: bool = True) -> Verdict:
 def observed(
     phase: Phase = Phase.READY, *, requests: int = 0, errors: int = 0, p95: float = 0.01, **more: Any
 ) -> Observed:
+    """p95: of all that it answered, each of which took so long, where `latencies` are not given."""
     served = (Served("edge-1", requests, errors, Seconds(p95 / 2), Seconds(p95), Joules(0.0), EnergySource.ESTIMATED),)
+    latencies = counts_of([p95] * (requests - errors))
     base = Observed(
         assignment="a", workload=KEY, model=DIGEST, device="cpu0", phase=phase, since=WALL, code=None, reason="",
         retry_at=None, gives_up_at=None, in_flight=0, restarts=0, measured=None, served=served,
+        latencies=latencies,
     )  # fmt: skip
     return replace(base, **more)
 
@@ -262,10 +265,53 @@ def test_the_guard(requests: int, errors: int, p95: float, after: float, *, trip
 @pytest.mark.parametrize(("p95", "passes"), [(0.038, True), (0.076, False)])
 def test_the_few_requests_that_are_left_to_the_old_one_are_no_measure(p95: float, *, passes: bool) -> None:
     """It took 25 ms while it had most of them, and 4 ms for the last."""
-    now = at(0)
-    last = Shifting(1, Figures(96, 0, 0.025), Figures(19, 0, 0.046), now, now, now)
-    found = judged(MigrationRule(steps=STEPS), last, Figures(134, 0, 0.004), Figures(153, 0, p95), Seconds(2.0))
+    now, before, few = at(0), [0.025] * 96, [0.046] * 19
+    last = Shifting(1, answered(before), answered(few), now, now, now)
+    source, target = answered(before + [0.004] * 38), answered(few + [p95] * 134)
+    found = judged(MigrationRule(steps=STEPS), last, source, target, Seconds(2.0))
     assert found.passed == passes
+    assert found.source.p95_s == pytest.approx(0.025, rel=0.025)
+
+
+STEADY = [0.01] * 1000
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "passes"),
+    [
+        ([0.01] * 10_000, [0.1] * 100, False),  # what was good for long hides nothing of this step
+        ([0.1] * 500, [0.01] * 100, True),  # what was slow as it began says nothing of this step
+        ([], [0.01] * 18 + [0.5] * 2, True),  # two of so few show no p95
+        ([], [0.01] * 180 + [0.5] * 20, False),
+    ],
+)
+def test_a_step_is_judged_by_its_own_requests(before: list[float], since: list[float], *, passes: bool) -> None:
+    now = at(0)
+    one = Shifting(0, answered(STEADY), answered(before), now, now, now)
+    found = judged(MigrationRule(steps=STEPS), one, answered(STEADY * 2), answered(before + since), Seconds(2.0))
+    assert found.passed == passes
+    assert found.target.requests == len(since)
+
+
+def test_a_node_that_counts_no_latencies_is_judged_by_its_errors_alone() -> None:
+    """One of the version before."""
+    now = at(0)
+    one = Shifting(0, answered(STEADY), Figures(), now, now, now)
+    rule, after = MigrationRule(steps=STEPS), answered(STEADY * 2)
+    assert judged(rule, one, after, Figures(200), Seconds(2.0)).passed
+    assert not judged(rule, one, after, Figures(200, 20), Seconds(2.0)).passed
+
+
+def test_a_replica_that_began_anew_and_fails_is_seen_to() -> None:
+    """Its worker was killed in the step: it has answered nothing since."""
+    now = at(0)
+    one = Shifting(0, answered(STEADY), answered([0.01] * 100), now, now, now)
+    found = judged(MigrationRule(steps=STEPS), one, answered(STEADY * 2), Figures(30, 30), Seconds(2.0))
+    assert (found.passed, found.target.errors) == (False, 30)
+
+
+def answered(seconds: list[float]) -> Figures:
+    return Figures(len(seconds), latencies=counts_of(seconds)).with_p95()
 
 
 def test_a_source_that_is_lost_sends_a_verified_target_on_and_gives_up_another() -> None:

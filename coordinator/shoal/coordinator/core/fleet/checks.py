@@ -8,7 +8,7 @@ from shoal.coordinator.core.fleet.state import CLOCK_ALLOWANCE_S
 from shoal.types.assignment import Crossing, Observed, Served, Status
 from shoal.types.codes import Code, Refusal
 from shoal.types.device import Device, Node, Reading
-from shoal.types.latency import BUCKETS
+from shoal.types.latency import BUCKETS, Counts
 from shoal.types.receipt import MAX_SPREAD, Receipt
 from shoal.types.units import Bytes, Wall, show_bytes, show_seconds
 
@@ -103,14 +103,10 @@ def check_status(status: Status, node: Node) -> Checked:
 
 def check_crossing(crossing: Crossing) -> Refusal | None:
     where = f"crossings of {crossing.agreement}"
-    counts = (crossing.requests, crossing.errors, crossing.latency_p95_s, *crossing.latencies)
+    counts = (crossing.requests, crossing.errors, crossing.latency_p95_s)
     if not all(0 <= count <= MOST_COUNT for count in counts):
         return _absurd(where, "count", max(counts, key=abs), "0 to 2^53")
-    if len(crossing.latencies) > BUCKETS:
-        return _absurd(where, "buckets of latency", len(crossing.latencies), f"at most {BUCKETS}")
-    if sum(crossing.latencies) > crossing.requests:
-        return _absurd(where, "latencies", sum(crossing.latencies), f"of {crossing.requests} requests")
-    return None
+    return _check_latencies(where, crossing.latencies, crossing.requests)
 
 
 def is_a_time(wall: Wall) -> bool:
@@ -151,6 +147,16 @@ def check_observed(observed: Observed) -> Refusal | None:
             continue
         if not 0 <= value <= most:
             return _absurd(observed.assignment, name, value, f"0 to {most:g}")
+    return _check_latencies(observed.assignment, observed.latencies, sum(each.requests for each in observed.served))
+
+
+def _check_latencies(where: str, latencies: Counts, requests: int) -> Refusal | None:
+    if not all(0 <= count <= MOST_COUNT for count in latencies):
+        return _absurd(where, "count", max(latencies, key=abs), "0 to 2^53")
+    if len(latencies) > BUCKETS:
+        return _absurd(where, "buckets of latency", len(latencies), f"at most {BUCKETS}")
+    if sum(latencies) > requests:
+        return _absurd(where, "latencies", sum(latencies), f"of {requests} requests")
     return None
 
 

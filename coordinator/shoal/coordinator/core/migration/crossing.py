@@ -12,7 +12,6 @@ from dataclasses import replace
 from shoal.coordinator.core.fleet.state import Fleet, Liveness
 from shoal.coordinator.core.migration.budget import CAN_WAIT, REGION_MOST, Held, Hold, holds_at_home
 from shoal.coordinator.core.migration.model import (
-    P95,
     Aborted,
     Alone,
     Cause,
@@ -165,11 +164,9 @@ def figures_abroad(fleet: Fleet, away: Delegated) -> Figures:
 
 
 def figures_at_home(fleet: Fleet, migration: Migration) -> Figures | None:
-    """Of the replicas here, as the same gateways count. None where they have sent them nothing: as their own workers
-    count."""
+    """Of the replicas here, as the same gateways count. None before there is an agreement to count under."""
     away = migration.target if migration.leaves_home else migration.source
-    found = _figures(fleet, home_side(away.assignment), Seconds(0.0)) if away is not None else None
-    return found if found is not None and found.requests else None
+    return _figures(fleet, home_side(away.assignment), Seconds(0.0)) if away is not None else None
 
 
 def counts_since(fleet: Fleet) -> Elapsed | None:
@@ -233,16 +230,12 @@ def refusal_of(migration: Migration, turned: Mapping[WorkloadKey, Refusal]) -> R
 
 def _figures(fleet: Fleet, agreement: str, way_s: Seconds) -> Figures:
     counted = tuple(crossed(fleet, agreement))
-    latencies = latency.together(*(each.latencies for each in counted))
-    latest_s = max((each.latency_p95_s for each in counted), default=0.0)
-    found = Figures(
+    return Figures(
         requests=sum(each.requests for each in counted),
         errors=sum(each.errors for each in counted),
-        p95_s=max(0.0, latest_s - way_s),
-        latencies=latencies,
+        latencies=latency.together(*(each.latencies for each in counted)),
         way_s=way_s,
-    )
-    return replace(found, p95_s=found.quantile_s(P95)) if latencies else found
+    ).with_p95()
 
 
 def _newest(migrations: Iterable[Migration]) -> Mapping[WorkloadKey, Migration]:

@@ -92,7 +92,8 @@ def came(
     if not isinstance(state, Done) or option is None or option.prediction is None:
         return None
     since = figures_of(observed).since(state.target)
-    latency_s, joules = (since.p95_s, since.joules / since.requests) if since.requests else (math.nan, math.nan)
+    latency_s = since.p95_s if any(since.latencies) else math.nan
+    joules = since.joules / since.requests if since.requests else math.nan
     measured = replace(option, prediction=replace(option.prediction, joules=Interval(joules, joules, joules)))
     replicas = intent.require.replicas if migration.crosses else 1
     carbon = replicas * scope.carbon_g_per_h(measured, intent, intent.require.replicas)
@@ -113,7 +114,7 @@ def came_abroad(
     since = figures.since(migration.state.target)
     joules = away.joules if away.joules is not None and since.requests else math.nan
     carbon = away.bid.carbon * joules / away.bid.joules if away.bid.joules > 0 else math.nan
-    latency_s = since.p95_s + away.way_s if since.requests else math.nan
+    latency_s = since.p95_s + away.way_s if any(since.latencies) else math.nan
     return _came(intent, migration, Service(latency_s, joules, away.bid.cost, carbon), since, now, fetched)
 
 

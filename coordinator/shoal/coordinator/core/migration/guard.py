@@ -17,13 +17,14 @@ UNFELT_S: Final = 0.005
 
 
 def figures_of(observed: Observed | None) -> Figures:
-    served = observed.served if observed is not None else ()
+    if observed is None:
+        return Figures()
     return Figures(
-        sum(each.requests for each in served),
-        sum(each.errors for each in served),
-        max((each.latency_p95_s for each in served), default=0.0),
-        math.fsum(each.joules for each in served),
-    )
+        requests=sum(each.requests for each in observed.served),
+        errors=sum(each.errors for each in observed.served),
+        joules=math.fsum(each.joules for each in observed.served),
+        latencies=observed.latencies,
+    ).with_p95()
 
 
 def counted(sight: Sight) -> Figures:

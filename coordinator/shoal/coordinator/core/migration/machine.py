@@ -274,7 +274,7 @@ def _shift(migration: Migration, index: int, seen: Seen, now: Elapsed, wall: Wal
     again_s = held_s if migration.crosses else 0.0  # who counts for both may begin anew once
     until = Elapsed(now + held_s + again_s + 2 * limits.report_s + (limits.hand_s if stateful else 0.0))
     source, target = counted(seen.source), counted(seen.target)
-    if migration.readings and source.latencies:
+    if migration.readings:
         source = replace(source, p95_s=migration.readings[-1].source.p95_s or source.p95_s)
     share = migration.rule.steps[index]
     state = Shifting(index, source, target, now, Elapsed(now + held_s), until, stateful)

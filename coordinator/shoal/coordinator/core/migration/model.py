@@ -158,8 +158,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a replica has answered since it was ready, for all origins. p95_s: of the newest, 0 without any. joules: NaN
-    where unknown. latencies: where they were counted by what led there; then the p95 is theirs, less `way_s`."""
+    """What a replica has answered since it was ready, for all origins, as its worker counts it; what crosses between
+    regions as this region's gateways do. latencies: of the answers, empty where an older node does not say. p95_s:
+    theirs, less `way_s`; 0 without any. joules: NaN where unknown."""
 
     requests: int = 0
     errors: int = 0
@@ -169,9 +170,7 @@ class Figures:
     way_s: float = 0.0
 
     def since(self, before: "Figures") -> "Figures":
-        """What came after `before`; all of it where the counters began anew, and nothing where others counted that."""
-        if before.latencies and not self.latencies:
-            return Figures()
+        """What came after `before`; all of it where the counters began anew."""
         counted = latency.since(self.latencies, before.latencies)
         if self.requests < before.requests or counted is None:
             return self
@@ -182,13 +181,16 @@ class Figures:
             joules=self.joules - before.joules,
             latencies=counted,
         )
-        return replace(after, p95_s=after.quantile_s(P95)) if counted else after
+        return after.with_p95()
+
+    def with_p95(self) -> "Figures":
+        return replace(self, p95_s=self.quantile_s(P95))
 
     @property
     def surely_s(self) -> float:
-        """What so few answers show of the p95: with a chance of 1 in 40 that it is shorter."""
+        """What so few answers show of the p95: with a chance of 1 in 40 that it is shorter. 0 without any."""
         total = sum(self.latencies)
-        return self.quantile_s(P95 - 2 * math.sqrt(P95 * (1 - P95) / total)) if total else self.p95_s
+        return self.quantile_s(P95 - 2 * math.sqrt(P95 * (1 - P95) / total)) if total else 0.0
 
     def quantile_s(self, share: float) -> float:
         """Of `latencies`; 0 without any."""
@@ -389,8 +391,8 @@ class Migration:
 class Sight:
     """One of the two replicas now. assigned: it is in a desired set. lost: its node, device or place is gone for good.
     seen: what its node says counts now. observed: as its node says, None where it has not. stateful: its
-    requests are steps of sessions. counted: its node's front is there to count them. figures: of what it has answered
-    where its region's gateways count that; None: as `observed` says."""
+    requests are steps of sessions. counted: its node's front is there to count them. figures: of what it has answered,
+    of a move between regions, as this region's gateways count it; None: as `observed` says."""
 
     assigned: bool = False
     lost: bool = False
