@@ -26,6 +26,7 @@ from typing import Any, Final, Self
 import structlog
 
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
+from shoal.wire import descriptors
 from shoal.wire.unix import reachable
 
 _log = structlog.get_logger(__name__)
@@ -114,9 +115,9 @@ class FrameClient:
         timeout: float = HELLO_TIMEOUT_S,
         peer_pid: int | None = None,
     ) -> Self:
-        """Raises ConnectionLost (nobody listens, or not the process `peer_pid`), ShoalError(UNAUTHENTICATED)."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.setblocking(False)
+        """Raises ConnectionLost (nobody listens, or not the process `peer_pid`), ShoalError(UNAUTHENTICATED), or
+        ShoalError(OVERLOADED) where this process may open nothing more."""
+        sock = _unix_socket()
         try:
             async with asyncio.timeout(timeout):
                 with reachable(Path(path)) as address:
@@ -132,6 +133,8 @@ class FrameClient:
             raise ConnectionLost(f"no answer to hello within {timeout:g}s on {Path(path).name}") from error
         except (OSError, EOFError, FrameError) as error:
             sock.close()
+            if isinstance(error, OSError) and descriptors.are_short(error):
+                raise ShoalError(descriptors.NONE_LEFT) from error
             raise ConnectionLost(f"{type(error).__name__} on {Path(path).name}: {error}") from error
         except BaseException:
             sock.close()
@@ -285,7 +288,10 @@ class FrameServer:
             with reachable(self._path) as address:
                 sock.bind(address)
             self._path.chmod(0o600)
-            self._server = await asyncio.start_unix_server(self._accept, sock=sock, limit=_CHUNK)
+            self._server = await asyncio.start_unix_server(
+                self._accept, sock=sock, limit=_CHUNK, backlog=descriptors.ACCEPTED_AT_ONCE
+            )
+            descriptors.widen(self._server)
         except BaseException:
             sock.close()
             raise
@@ -460,6 +466,14 @@ def _refusal(header: Mapping[str, Any]) -> Refusal:
 def start_time(pid: int) -> int:
     """In clock ticks since boot: with the pid, names one process for ever. Raises OSError when there is none."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _unix_socket() -> socket.socket:
+    """Raises ShoalError(OVERLOADED)."""
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError as error:
+        raise ShoalError(descriptors.NONE_LEFT) from error
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

@@ -5,7 +5,9 @@ code, and whether the replica may have begun to work on the request.
 """
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,7 +37,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.units import Seconds
-from shoal.wire import limits, status
+from shoal.wire import descriptors, limits, status
 from shoal.wire.identity import dns_of
 from shoal.wire.outbound import target_of_peer
 
@@ -52,6 +54,9 @@ WAY_OPENS_S: Final = 0.75
 REGION_OPENS_S: Final = 1.5
 """As long for the way to another region, which may be on the other side of the world."""
 _OPENING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+_UNCONNECTED: Final = ("failed to connect", "errors resolving", "DNS resolution failed")
+"""What grpc says, at the beginning, of a call that did not leave for want of a connection."""
+_NO_DESCRIPTOR: Final = os.strerror(errno.EMFILE)
 _STATUSES_ABOUT_THE_REQUEST: Final = frozenset(
     {
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -294,8 +299,11 @@ class Peers:
                 while self._channels:
                     self._leave(self._channels.popitem()[1])
         except OSError as cause:
+            if self._files is None and descriptors.are_short(cause):
+                raise AttemptFailed(descriptors.NONE_LEFT, sent=False) from cause
             if self._files is None:
-                refusal = Refusal(Code.REPLICA_UNREACHABLE, f"this node's files: {cause}", "its certificate", "retry")
+                found = f"this node's files: {cause.strerror}"
+                refusal = Refusal(Code.REPLICA_UNREACHABLE, found, "its certificate", "retry")
                 raise AttemptFailed(refusal, sent=False) from cause
         return self._files
 
@@ -371,6 +379,8 @@ def _failure(error: grpc.aio.AioRpcError) -> AttemptFailed:
         return AttemptFailed(replace(refusal, code=Code.OVERLOADED), sent=False)  # too many calls at once
     if error.code() in _STATUSES_ABOUT_THE_REQUEST:
         return AttemptFailed(refusal, sent=True)
+    if details.startswith(_UNCONNECTED) and (_NO_DESCRIPTOR in details or descriptors.used_up()):
+        return AttemptFailed(descriptors.NONE_LEFT, sent=False)  # no word on the replica, which may be well
     found = f"{error.code().name}: {details}"[:300]
     return AttemptFailed(Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry"), sent=True)
 

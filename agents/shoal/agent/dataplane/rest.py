@@ -39,7 +39,7 @@ from shoal.agent.dataplane.transport import (
 from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.units import Seconds
-from shoal.wire import status
+from shoal.wire import descriptors, status
 from shoal.wire.identity import Identity, identity_of_der
 from shoal.wire.undated import NO_CHECK_TIME
 
@@ -102,8 +102,9 @@ class RestTransport:
             self._port,
             reuse_port=True,
             limit=_CHUNK,
-            backlog=MAX_CONNECTIONS,
+            backlog=descriptors.ACCEPTED_AT_ONCE,
         )
+        descriptors.widen(self._server, MAX_CONNECTIONS)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self, grace_s: Seconds) -> None:

@@ -25,6 +25,7 @@ from shoal.coordinator.controllers.region import Region
 from shoal.coordinator.ports import Meter
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.units import Bytes
+from shoal.wire import descriptors
 from shoal.wire.handshake import PemFiles
 from shoal.wire.identity import Identity, identity_of_der
 from shoal.wire.status import http_status
@@ -71,8 +72,14 @@ class ModelServer:
         await self._runner.setup()
         assert self._runner.server is not None, "made by setup"
         self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server, host, port, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
+            self._runner.server,
+            host,
+            port,
+            ssl=self._context,
+            ssl_handshake_timeout=HANDSHAKE_S,
+            backlog=descriptors.ACCEPTED_AT_ONCE,
         )
+        descriptors.widen(self._server)
         listening: int = self._server.sockets[0].getsockname()[1]
         return listening
 
