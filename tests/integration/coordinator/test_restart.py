@@ -44,6 +44,16 @@ def policies(coordinator: Coordinator) -> list[str]:
     return [document.name for document in reply.documents]
 
 
+def takes_writes(coordinator: Coordinator) -> bool:
+    """As it says to Prometheus, and to `shoal doctor`, which agree."""
+    stub = operator(coordinator.link, admin(coordinator))
+    told = stub.GetDiagnostics(api.GetDiagnosticsRequest(), timeout=10).metrics
+    (check,) = (each for each in stub.Doctor(api.DoctorRequest(), timeout=10).checks if "takes writes" in each.name)
+    writable = "shoal_coordinator_store_writable 1.0" in told.splitlines()
+    assert writable == bool(check.ok)
+    return writable
+
+
 def codes(coordinator: Coordinator) -> list[str]:
     stub = operator(coordinator.link, admin(coordinator))
     return [event.code for event in stub.Events(api.EventsRequest(), timeout=10)]
@@ -154,18 +164,28 @@ def test_f13_on_a_full_disk_writes_are_refused_reads_and_deletes_go_on(
     coordinator.data.symlink_to(small_disk)
     coordinator.start(flags=["--backup-every", "3600"])
     apply(coordinator, "first")
+    assert takes_writes(coordinator)
     hog = small_disk / "hog"
     fill(hog)
     refused = [refusal(partial(apply, coordinator, f"more-{number}")) for number in range(200)]
     assert refused.count(Code.STORE_FULL) > 100, "the disk was never full"
     assert set(refused) <= {None, Code.STORE_FULL}
+    assert not takes_writes(coordinator)
     assert "first" in policies(coordinator)
     before = policies(coordinator)
     assert before == sorted(["first", *(f"more-{number}" for number, why in enumerate(refused) if why is None)])
     stub = operator(coordinator.link, admin(coordinator))
     stub.Delete(api.DeleteRequest(kind="policy", name=before.pop()), timeout=10)
     assert policies(coordinator) == before
+    another = small_disk / "another"
+    fill(another)
+    assert [refusal(partial(apply, coordinator, f"again-{number}")) for number in range(200)].count(Code.STORE_FULL)
+    assert not takes_writes(coordinator)
+    before = policies(coordinator)
     hog.unlink()
+    another.unlink()
+    wait_until(lambda: takes_writes(coordinator), 20, "it to find room though nobody writes")
+    assert "STORE_BACK" in codes(coordinator)
     wait_until(lambda: apply(coordinator, "after"), 10, "writes resume by themselves")
     assert policies(coordinator) == sorted([*before, "after"])
     assert coordinator.end(signal.SIGKILL) == -signal.SIGKILL

@@ -47,7 +47,7 @@ class Check:
 async def examine(region: Region, store: Store) -> AsyncIterator[Check]:
     """Store, audit log, ledger, invariants and gateway of the region; then each of its nodes."""
     yield Check(REGION, "the store is its newest state", region.restored)
-    yield Check(REGION, "the store takes writes", region.store_refusal or region.events.refusal)
+    yield Check(REGION, "the store takes writes", region.unwritable)
     head = region.events.audit_head
     entries = await store.scan(AUDIT)
     yield Check(REGION, f"{len(entries)} audit entries follow from each other", _audit(entries, head))

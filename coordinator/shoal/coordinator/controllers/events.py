@@ -7,17 +7,21 @@ tell about, and are kept to a stated number of entries. An audit entry carries t
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.finish import finish
 from shoal.coordinator.ports import Clock, Compacted, Record, StaleRevision, Store, Transaction
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
-from shoal.types.units import Wall
+from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 EVENTS = "events/"
 AUDIT = "audit/"
+LOOK_S: Final = Seconds(5.0)
+"""Between two looks at the store."""
 UNSTAMPED = Wall(0.0)
 
 
@@ -77,7 +81,7 @@ class EventLog:
         self.deposed = asyncio.Event()
         """Set once another coordinator was found to lead."""
         self.refusal: Refusal | None = None
-        """Why the last write was refused; None when it was not."""
+        """Why the newest write was refused, or a look not answered; None when it was taken."""
 
     def fence(self, key: str, revision: int) -> None:
         """From now on nothing but the audit log, in which each coordinator tells of its own acts, is written unless
@@ -124,6 +128,34 @@ class EventLog:
         """On their own. Raises ShoalError(STORE_FULL | STORE_UNAVAILABLE | NOT_LEADER)."""
         await self.commit({}, events=events)
 
+    async def put(self, transaction: Transaction) -> int:
+        """For what needs no fence. Raises StaleRevision, ShoalError(STORE_FULL | STORE_UNAVAILABLE)."""
+        try:
+            revision = await self._store.commit(transaction)
+        except ShoalError as error:
+            self.refusal = error.refusal
+            raise
+        if transaction.puts:
+            self.refusal = None
+        return revision
+
+    async def run(self) -> None:
+        """Looks at the store, until cancelled: for days nobody may write, and `refusal` is for alerts."""
+        while True:
+            await self._clock.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Whether it answers; where a write was refused, whether it takes one again: the event that says so."""
+        if (refused := self.refusal) is not None:
+            with suppress(ShoalError, StaleRevision):
+                await self.write(Event("STORE_BACK", "store", f"takes writes again; it said {refused.code}"))
+            return
+        try:
+            await self._store.read(EVENTS)
+        except ShoalError as error:
+            self.refusal = error.refusal
+
     async def _commit_among_others(
         self, puts: Mapping[str, bytes], deletes: tuple[str, ...], expect: Mapping[str, int], events: tuple[Event, ...]
     ) -> int:
@@ -148,10 +180,7 @@ class EventLog:
     async def _commit(self, transaction: Transaction) -> int:
         fence = self._fence
         try:
-            revision = await self._store.commit(replace(transaction, expect={**fence, **transaction.expect}))
-        except ShoalError as error:
-            self.refusal = error.refusal
-            raise
+            return await self.put(replace(transaction, expect={**fence, **transaction.expect}))
         except StaleRevision:
             if self._fence is not fence:  # this very coordinator has opened another history meanwhile
                 return await self._commit(transaction)
@@ -166,9 +195,6 @@ class EventLog:
                         "connect again",
                     ) from None
             raise
-        if transaction.puts:
-            self.refusal = None
-        return revision
 
     async def audit(self, actor: str, action: str, subject: str, outcome: str) -> None:
         """Chained in the order of calls, whether or not the caller waits. What was not written is not linked to.
@@ -195,7 +221,7 @@ class EventLog:
         key = _key(AUDIT, entry.sequence)
         deletes = (_key(AUDIT, entry.sequence - self._audit_kept),) if entry.sequence > self._audit_kept else ()
         value = records.dump(entry)
-        await self._store.commit(Transaction({key: value}, deletes, expect={key: 0}))
+        await self.put(Transaction({key: value}, deletes, expect={key: 0}))
         self._audit_next, self._audit_head = entry.sequence + 1, digest_of(value)
 
     async def _find_tail(self) -> None:

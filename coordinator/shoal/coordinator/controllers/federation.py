@@ -173,7 +173,7 @@ class FederationController:
             self._meter.count("advertisements_refused", code=refusal.code)
             raise ShoalError(refusal)
         if live is None or advertisement.sequence > live.advertisement.sequence:
-            await self._store.commit(Transaction({ADVERTISEMENTS + heard.by: records.dump(advertisement)}))
+            await self._events.put(Transaction({ADVERTISEMENTS + heard.by: records.dump(advertisement)}))
             self._book = self._book.with_advertisement(advertisement, self._clock.now())
         now = self.directory()
         return now if now.version != advertisement.directory else None
@@ -247,7 +247,7 @@ class FederationController:
         if askers != known_askers:
             puts[ASKERS + by] = records.dump(askers)
         if puts:
-            await self._store.commit(Transaction(puts, deletes=tuple(old), expect=held.revisions))
+            await self._events.put(Transaction(puts, deletes=tuple(old), expect=held.revisions))
             for region, delivered in deliveries.items():
                 self._book = self._book.with_delivered(by, region, delivered)
             self._book = self._book.with_askers(by, askers)

@@ -232,6 +232,11 @@ class Region:
         """Set once another coordinator was found to lead: this one can write nothing any more."""
         return self.events.deposed
 
+    @property
+    def unwritable(self) -> Refusal | None:
+        """Why the store takes no writes; None as far as is known that it does."""
+        return self.store_refusal or self.events.refusal
+
     async def _read(self) -> None:
         await self.fleet.start()
         await self.models.start()

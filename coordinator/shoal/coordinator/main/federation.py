@@ -110,7 +110,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     people = EnrolmentService(name, enrolment, renewal, links, enrols)
     enrolment_pb2_grpc.add_EnrolmentServicer_to_server(people, strangers)
     listen(strangers, process.enrol, identity.credentials(client_certificates=False))
-    process.gauges = lambda: _gauges(controller, schedule, traces)
+    process.gauges = lambda: _gauges(controller, events, schedule, traces)
 
     def due() -> None:
         identity.refresh()
@@ -121,6 +121,7 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     process.say(identity, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
     tasks = [
         asyncio.create_task(controller.run()),
+        asyncio.create_task(events.run()),
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(refresh(due)),
         asyncio.create_task(traces.run()),
@@ -158,7 +159,9 @@ async def _authority(config: Config, store: OpenStore, election: Election, clock
     return authority
 
 
-def _gauges(controller: FederationController, schedule: Schedule | None, traces: CollectorTraces) -> Gauges:
+def _gauges(
+    controller: FederationController, events: EventLog, schedule: Schedule | None, traces: CollectorTraces
+) -> Gauges:
     members = controller.directory().members
     heard = sum(1 for member in members if member.advertisement is not None)
     regions = {"advertising": heard, "silent": len(members) - heard}
@@ -166,4 +169,5 @@ def _gauges(controller: FederationController, schedule: Schedule | None, traces:
         "regions": {(("state", state),): float(number) for state, number in regions.items()},
         **backup_gauges(schedule),
         "spans": traces.counts(),
+        "store_writable": {(): float(events.refusal is None)},
     }

@@ -250,6 +250,7 @@ async def _lead(
     process.say(identity, **reached, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
     tasks = [
         asyncio.create_task(_keep_running(region.run)),
+        asyncio.create_task(_keep_running(region.events.run)),
         asyncio.create_task(back_up(store, config.backup_every_s)),
         asyncio.create_task(members.run()),
         asyncio.create_task(_keep_running(region.signals.run)),
@@ -399,7 +400,7 @@ def _gauges(
         "migrations": _numbered(("stage", each.stage) for each in region.workloads.migrations.live),
         **backup_gauges(schedule),
         "spans": traces.counts(),
-        "store_writable": {(): float(region.store_refusal is None)},
+        "store_writable": {(): float(region.unwritable is None)},
         "signal": {(("signal", name),): signal.value for name, signal in signals.items()},
         "signal_stale": {(("signal", name),): float(signal.stale) for name, signal in signals.items()},
     }
