@@ -26,11 +26,13 @@ REGION = "eu"
 
 @dataclass(slots=True)
 class Coordinator:
-    """link, enrol, metrics: addresses of the running process; the same after a restart."""
+    """link, enrol, metrics: addresses of the running process; the same after a restart. before: what its command line
+    begins with."""
 
     folder: Path
     region: str = REGION
     role: str = "region"
+    before: Sequence[str] = ()
     process: subprocess.Popen[str] | None = None
     link: str = "127.0.0.1:0"
     enrol: str = "127.0.0.1:0"
@@ -71,7 +73,7 @@ class Coordinator:
     def _start(self, flags: Sequence[str], deadline_s: float) -> int | None:
         """None when it listens, else its exit status."""
         command = [
-            str(Path(sys.executable).with_name("shoal-coordinator")), "run",
+            *self.before, str(Path(sys.executable).with_name("shoal-coordinator")), "run",
             "--role", self.role, "--region", self.region, "--data-dir", str(self.data),
             "--link", self.link, "--enrol", self.enrol, "--metrics", self.metrics, *flags,
         ]  # fmt: skip

@@ -11,6 +11,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 Axes = Sequence[int | str | None]
+SLOW_FLOPS = 2 * 2 * 64 * 64 * 3 * 3
 
 
 def tensor(name: str, shape: Axes | None, dtype: int = FLOAT) -> ValueInfoProto:
@@ -73,8 +74,9 @@ def summing() -> ModelProto:
     )
 
 
-def slow() -> ModelProto:
-    """y = x, x [1, 4, 1, 1], after 10 GFLOP: two convolutions of 64 channels whose kernels change nothing."""
+def slow(side: int = 256) -> ModelProto:
+    """y = x, x [1, 4, 1, 1], after two convolutions of 64 channels whose kernels change nothing: `SLOW_FLOPS` for each
+    point of a square, by default 10 GFLOP."""
     kernel = np.zeros((64, 64, 3, 3), np.float32)
     kernel[:, :, 1, 1] = np.eye(64, dtype=np.float32)
     around = [1, 1, 1, 1]
@@ -86,9 +88,9 @@ def slow() -> ModelProto:
     ]
     constants = [
         numpy_helper.from_array(kernel, "kernel"),
-        ints("times", [1, 16, 256, 256]),
-        ints("first", [0, 128, 128]),
-        ints("last", [4, 129, 129]),
+        ints("times", [1, 16, side, side]),
+        ints("first", [0, side // 2, side // 2]),
+        ints("last", [4, side // 2 + 1, side // 2 + 1]),
         ints("axes", [1, 2, 3]),
     ]
     return model(nodes, [tensor("x", [1, 4, 1, 1])], [tensor("y", [1, 4, 1, 1])], constants)

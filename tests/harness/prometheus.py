@@ -133,9 +133,10 @@ class Prometheus:
         """From one moment to another (Unix seconds)."""
         return list(self._get("query_range", query=expr, start=start, end=end, step=step)["result"])
 
-    def firing(self) -> set[str]:
-        """Names of alerts."""
-        return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"] if each["state"] == "firing"}
+    def firing(self, **labels: str) -> set[str]:
+        """Names of alerts; of those with these labels."""
+        found = (each["labels"] for each in self._get("alerts")["alerts"] if each["state"] == "firing")
+        return {each["alertname"] for each in found if labels.items() <= each.items()}
 
     def down(self) -> dict[str, str]:
         """Targets that do not answer, and why."""

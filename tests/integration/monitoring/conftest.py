@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from harness.coordinator import Coordinator
+from harness.disk import compile_disk, slow_disk, small_disk
 from harness.pki import Files
+from harness.preload import preloaded
 from harness.prometheus import RULES, Prometheus, config, scraping
 from harness.stack import Stack, region
 from harness.wait import wait_until
@@ -22,8 +24,13 @@ EVERY_S: Final = 1.0
 WINDOWS: Final = {"5m": "15s", "15m": "60s", "30m": "60s", "1h": "60s"}
 """What the ranges of the rules become."""
 FOR: Final = "3s"
-FLEET: Final = (("plain-cpu", ""), ("cloud-gpu", "nvidia-l4"))
-"""The emulated one tells its power."""
+FLEET: Final = (("plain-cpu", ""), ("cloud-gpu", "nvidia-l4"), ("small-cpu", "rk3588s"))
+"""One tells its power, one is hundreds of times slower than that."""
+DISK: Final = "disk"
+"""The keeper's, in its folder."""
+DISK_BYTES: Final = 32 * 2**20
+SLOW: Final = "slow"
+"""Beside it: how slow it is (harness.disk)."""
 REACHED_WITHIN_S: Final = 60.0
 
 
@@ -39,19 +46,23 @@ def hurried(text: str) -> str:
 
 @pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """`home` and `home-2`, each with `plain-cpu` and the emulated `cloud-gpu`, in a federation; their state in etcd."""
+    """`home` and `home-2` with `FLEET` each, in a federation; their state in etcd."""
     folder = tmp_path_factory.mktemp("watched")
-    with region(folder, 2, regions=2, federation=1, store="etcd", fleet=FLEET) as found:
+    with region(folder, len(FLEET), regions=2, federation=1, store="etcd", fleet=FLEET) as found:
         yield found
 
 
 @pytest.fixture(scope="package")
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator of region `eu`; a test starts it anew with the flags that it needs."""
-    found = Coordinator(tmp_path_factory.mktemp("keeper"))
-    found.start(flags=("--archive-dir", str(found.folder / "archive"), "--archive-every", "3600"))
-    yield found
-    found.end()
+    """A coordinator of region `eu` on a small disk that can be full or slow; a test starts it anew with the flags that
+    it needs."""
+    folder = tmp_path_factory.mktemp("keeper").resolve()
+    with small_disk(folder / DISK, DISK_BYTES) as disk:
+        found = Coordinator(folder, before=preloaded(slow_disk(compile_disk(folder), disk, folder / SLOW)))
+        found.data.symlink_to(disk)
+        found.start(flags=("--archive-dir", str(folder / "archive"), "--archive-every", "3600"))
+        yield found
+        found.end()
 
 
 @pytest.fixture(scope="package")
