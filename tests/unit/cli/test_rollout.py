@@ -292,10 +292,12 @@ def test_coordinators_go_one_at_a_time_the_leader_last_and_are_not_drained() -> 
     assert effects == (Install(("c2:1",)),)
 
 
-def counted(requests: int, lost: int = 0) -> list[operator_pb2.WorkloadView]:
+def counted(requests: int, lost: int = 0, **others: int) -> list[operator_pb2.WorkloadView]:
+    """At n00; others: requests, by node."""
     key = nouns_pb2.WorkloadKey(tenant="default", name="w")
-    ingress = nouns_pb2.Ingress(workload=key, origin="eu", requests=requests, lost=lost)
-    return [operator_pb2.WorkloadView(workload=key, ingress=[ingress])]
+    ingress = [nouns_pb2.Ingress(workload=key, origin="n00", requests=requests, lost=lost)]
+    ingress += [nouns_pb2.Ingress(workload=key, origin=name, requests=count) for name, count in others.items()]
+    return [operator_pb2.WorkloadView(workload=key, ingress=ingress)]
 
 
 def test_counts_that_begin_anew_or_come_late_are_no_requests() -> None:
@@ -303,11 +305,11 @@ def test_counts_that_begin_anew_or_come_late_are_no_requests() -> None:
     assert tally.add(counted(5000, 40), (), epochs, 0.0) == Service(0, 0, {})
     assert tally.add(counted(5010, 40), (), epochs, RECOUNT_S).requests == 10
     assert tally.add(counted(5020, 41), (), epochs, RECOUNT_S + 1) == Service(20, 1, {})
-    again = {"n00": 1, "n01": 2}
+    again = {"n00": 2, "n01": 1}
     assert tally.add(counted(2000, 1), (), again, 10.0) == Service(20, 1, {}), "a front began anew"
-    assert tally.add([], (), {"n00": 2, "n01": 3}, 20.0) == Service(20, 1, {}), "another coordinator"
-    assert tally.add(counted(9000, 50), (), {"n00": 2, "n01": 3}, 20.5) == Service(20, 1, {}), "which hears of it late"
-    assert tally.add(counted(9010, 50), (), {"n00": 2, "n01": 3}, 20.0 + RECOUNT_S) == Service(30, 1, {})
+    assert tally.add([], (), {"n00": 3, "n01": 2}, 20.0) == Service(20, 1, {}), "another coordinator"
+    assert tally.add(counted(9000, 50), (), {"n00": 3, "n01": 2}, 20.5) == Service(20, 1, {}), "which hears of it late"
+    assert tally.add(counted(9010, 50), (), {"n00": 3, "n01": 2}, 20.0 + RECOUNT_S) == Service(30, 1, {})
 
 
 def planned(assignment: str, code: str, found: str = "") -> operator_pb2.MigrationView:
@@ -339,3 +341,14 @@ def test_what_cannot_leave_at_once_is_given_time() -> None:
     assert effects == (Admit(("n00",)),)
     moving = replace(stuck, leaving={"n00": Leaving(1, stuck.leaving["n00"].stays)})
     assert rollout.step(course, moving, ASKED, 99.0) == (course, ()), "something goes yet"
+
+
+def test_while_some_node_calls_again_the_others_count() -> None:
+    tally = Tally()
+    for look in range(20):
+        counts = counted(5000 + 10 * look, n01=70 + look, us=900 + look)
+        tally.add(counts, (), {"n00": 1, "n01": 1 + look}, RECOUNT_S * look)
+    busy = tally.add(counted(5190, n01=89, us=919), (), {"n00": 1, "n01": 20}, RECOUNT_S * 19)
+    assert busy.requests == 190, "but for those of who calls, and of another region by whichever gateway"
+    quiet = tally.add(counted(5190, n01=90, us=920), (), {"n00": 1, "n01": 20}, RECOUNT_S * 20)
+    assert quiet.requests == 190 + 1 + 1

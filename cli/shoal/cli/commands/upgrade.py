@@ -1,6 +1,7 @@
 """`shoal upgrade`: another version of the agents, or of the coordinators, in waves; see `shoal.cli.rollout`."""
 
 import json
+import math
 import shlex
 import subprocess
 import time
@@ -38,7 +39,7 @@ RECOUNT_S: Final = 3.0
 """After a node's new session: until its counts are those of its front again."""
 T = TypeVar("T")
 Key = tuple[str, str, str]
-"""Tenant, workload, origin of requests."""
+"""Tenant, workload, and the node where requests enter; of another region's that region, whichever gateway they meet."""
 
 
 class Share(click.ParamType[float]):
@@ -190,6 +191,7 @@ class _Shell:
         return Seen(parts, ready, service, wrong, dict(self._leaving), hooks)
 
     def _nodes(self) -> tuple[tuple[Part, ...], Service]:
+        workloads = self._api.get("workloads").workloads  # before the epochs, or late counts came with an early one
         placements = self._api.get("placements").placements
         here = [row.node for row in placements]
         loading = [row.node for row in placements if row.observed.phase not in _LOADED]
@@ -209,7 +211,7 @@ class _Shell:
         self._cordoned = frozenset(view.node.name for view in views if view.cordoned)
         self._follow({name for name in self._drained if name in here})
         epochs = {view.node.name: view.epoch for view in views}
-        return parts, self._tally.add(self._api.get("workloads").workloads, placements, epochs, _now())
+        return parts, self._tally.add(workloads, placements, epochs, _now())
 
     def _follow(self, full: set[str]) -> None:
         """Of drained nodes that are not empty: what moves, and, where nothing does, a drain again."""
@@ -310,7 +312,8 @@ class Tally:
     def __init__(self) -> None:
         self._last: dict[Key, tuple[int, int]] = {}
         self._epochs: Mapping[str, int] = {}
-        self._again_at = float("-inf")
+        self._again_at: dict[str, float] = {}
+        """By node: in a large fleet some node always calls again, and the others count meanwhile."""
         self._requests = self._failed = 0
 
     def add(
@@ -326,10 +329,12 @@ class Tally:
             for each in view.ingress:
                 key = (view.workload.tenant, view.workload.name, each.origin)
                 counts[key] = (each.requests, each.refused + each.lost)
-        if epochs != self._epochs:
-            self._epochs, self._again_at = epochs, now + RECOUNT_S
-        if now >= self._again_at:
-            for key, (requests, failed) in counts.items():
+        anew = (node for node, epoch in epochs.items() if self._epochs.get(node) != epoch)
+        self._again_at.update((node, now + RECOUNT_S) for node in anew)
+        self._epochs = epochs
+        all_at = max(self._again_at.values(), default=math.inf)
+        for key, (requests, failed) in counts.items():
+            if now >= self._again_at.get(key[-1], all_at):
                 before = self._last.get(key, (0, 0))
                 self._requests += max(0, requests - before[0])
                 self._failed += max(0, failed - before[1])
