@@ -10,9 +10,10 @@ from harness.report import record
 from harness.stack import PATIENCE_S, Load, documents, on_nodes, policy, workload
 from harness.versions import EARLIER, LATER, NOW, MixedStack, earlier, later, mixed, of_history
 from harness.wait import wait_until
-from shoal.client import Inference
+from shoal.client import Inference, Region
 from shoal.devstack.layout import Asked
 from shoal.types.codes import ShoalError
+from shoal.v1 import operator_pb2
 
 pytestmark = pytest.mark.alone
 
@@ -22,6 +23,9 @@ AGENTS = ("plain-cpu", "edge-npu")
 INSIST_S = 30.0
 """Clients of a front that is gone ask another."""
 PACE = ("--hold", "0", "--within", "120", "--wave", "50%", "--max-slower", "1000")
+BRISK = """  migration: {shift: {steps: [100%], hold: 500ms, guard: {errors: 1%, p95: 1000x}}, drain: 1s}
+"""
+"""Milliseconds are not judged here: the machine has all of a stack, or two, to run."""
 X = np.array([[-1, 2, -3, 4]], np.float32)
 
 
@@ -48,7 +52,7 @@ def halts(stack: MixedStack) -> None:
 
 def rolls(stack: MixedStack, *numbers: str) -> Load:
     """All of a region goes from version to version while it serves; the load when it is over."""
-    stack.apply(documents(policy("either", on_nodes(AGENTS)), workload("steady", "relu", "either")))
+    stack.apply(documents(policy("either", on_nodes(AGENTS) + BRISK), workload("steady", "relu", "either")))
     stack.serves("steady")
     with load_on(stack, "steady") as load:
         for number in numbers:
@@ -63,10 +67,6 @@ def rolls(stack: MixedStack, *numbers: str) -> Load:
     verdict = load.verdict()
     assert (verdict.lost, verdict.violations) == (0, ()), verdict
     return load
-
-
-BRISK = """  migration: {shift: {steps: [100%], hold: 500ms}, drain: 1s}
-"""
 
 
 def test_f41_an_upgrade_under_load_loses_nothing(tmp_path: Path) -> None:
@@ -113,6 +113,81 @@ def test_f41_an_upgrade_from_the_version_before_and_the_way_back(tmp_path: Path,
     record("F41", "P", 1, link=link, upgrade="and downgrade", lost=0, answered=load.answered())
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_f41_coordinators_and_federation_replicas_go_one_by_one_the_leader_last(tmp_path: Path) -> None:
+    """Three of a region, three of a federation, on etcd: to this version and back, with requests at home and abroad."""
+    asked = Asked(agents=2, regions=2, neighbours=1, store="etcd", coordinators=3, federation=3)
+    with mixed(tmp_path, previous(tmp_path / "before"), EARLIER, asked) as stack:
+        stack.apply(documents(policy("either", on_nodes(AGENTS) + BRISK), workload("steady", "relu", "either")))
+        stack.apply(documents(policy("far", DELEGATED), workload("away", "relu", "far")))
+        stack.serves("steady")
+        with Inference(stack.info.client) as client:
+            wait_until(lambda: answers(client, "away"), PATIENCE_S, "an answer from abroad", every_s=0.1)
+        with load_on(stack, "steady") as load, load_on(stack, "away") as away:
+            for number in (NOW, EARLIER):
+                (led,) = leaders(stack, "dev")
+                assert one_by_one(stack, number, "dev")[-1] == led
+                assert len(leaders(stack, "dev")) == 1
+                one_by_one(stack, number, "dev-federation")
+                load.wait_for(20)
+                away.wait_for(20)
+            assert not stack.doctor()
+        for verdict in (load.verdict(), away.verdict()):
+            assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    answered = load.answered() + away.answered()
+    record("F41", "P", 1, upgraded="3 coordinators, 3 federation replicas, and back", lost=0, answered=answered)
+
+
+def coordinators(stack: MixedStack, context: str) -> dict[str, operator_pb2.WhoAmIReply]:
+    """By address, those that answer."""
+    with Region(stack.contexts.get(context)) as api:
+        return {address: reply for address, reply in api.coordinators().items() if reply is not None}
+
+
+def leaders(stack: MixedStack, context: str) -> list[str]:
+    """The one that leads the region, where there is one."""
+    return [address for address, reply in coordinators(stack, context).items() if reply.history and not reply.follows]
+
+
+def one_by_one(stack: MixedStack, number: str, context: str) -> list[str]:
+    """Three are upgraded; their addresses in the order in which it was done."""
+    said = upgrade(stack, number, "--component", "coordinator", "--context", context).splitlines()
+    assert [reply.version for reply in coordinators(stack, context).values()] == 3 * [number]
+    changed = [line.partition(": ")[0] for line in said if stack.installer.partition(" ")[0] in line]
+    assert len(set(changed)) == 3, said
+    return changed
+
+
+@pytest.mark.long
+def test_f41_in_place_a_node_is_upgraded_with_what_cannot_leave_it(tmp_path: Path) -> None:
+    """Without --in-place it halts there and nothing is stopped; with it the replica is back where it was."""
+    with mixed(tmp_path, previous(tmp_path / "before"), EARLIER, Asked(agents=2)) as stack:
+        stack.apply(documents(policy("here", on_nodes(AGENTS[:1]) + BRISK), workload("pinned", "relu", "here")))
+        (held,) = stack.serves("pinned")
+        workers = stack.workers()
+        with load_on(stack, "pinned") as load:
+            done = stack.shoal("upgrade", "--to", NOW, "--exec", stack.installer, *PACE)
+            assert done.returncode == 255, done.stdout + done.stderr
+            assert "CONFLICT" in done.stderr, done.stderr
+            assert f"{held.node}: {held.assignment.id} stays" in done.stderr, done.stderr
+            assert stack.workers() == workers, "nothing was stopped"
+            load.wait_for(20)
+            said = upgrade(stack, NOW, "--in-place").splitlines()
+            assert [line for line in said if line.startswith("wave")][-1].endswith(": gateway"), said
+            load.wait_for(20)
+        assert stack.serves("pinned")[0].node == held.node
+        assert not stack.doctor()
+        with stack.api() as api:
+            assert not [view.node.name for view in api.get("nodes").nodes if view.cordoned]
+    verdict = load.verdict()
+    assert (verdict.lost, verdict.violations) == (0, ()), verdict
+    record("F41", "P", 1, upgraded="in place", lost=0, answered=load.answered(), asked_again=len(load.broken))
+
+
+DELEGATED = """  require: {residency: [home-2]}
+  federation: {delegate: when-infeasible}
+"""
 PARTS = ("plain-cpu", "edge-npu", "coordinator", "gateway", "federation-1")
 
 
@@ -171,9 +246,8 @@ def test_f41_every_pairing_with_the_version_before(tmp_path: Path, start: int) -
     abroad = ("home-2-coordinator", "home-2-gateway", "home-2-plain-cpu")
     chosen = dict.fromkeys((*abroad, *rows[0]), NOW)
     with mixed(tmp_path, places, EARLIER, Asked(agents=2, regions=2, federation=1, neighbours=1), chosen) as stack:
-        delegate = "  require: {residency: [home-2]}\n  federation: {delegate: when-infeasible}\n"
         stack.apply(documents(policy("either", on_nodes(AGENTS) + BRISK), workload("steady", "relu", "either")))
-        stack.apply(documents(policy("far", delegate), workload("away", "relu", "far")))
+        stack.apply(documents(policy("far", DELEGATED), workload("away", "relu", "far")))
         stack.serves("steady")
         with load_on(stack, "steady") as load, Inference(stack.info.client) as client:
             now = rows[0]
