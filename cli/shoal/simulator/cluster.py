@@ -13,7 +13,7 @@ from shoal.simulator.broker import Broker, BrokerLink, BrokerLinks
 from shoal.simulator.disk import Disk
 from shoal.simulator.judge import TWIN
 from shoal.simulator.machine import Behaviour, Chip, Driver, Front, Machine, Workers
-from shoal.simulator.moves import moves_in, told
+from shoal.simulator.moves import moves_in, to_come, told
 from shoal.simulator.network import COORDINATOR, REGION, AgentLinks, Link, Network
 from shoal.simulator.operators import Operators
 from shoal.simulator.storage import Cache, Journal, Models, Moment, Recordings, Store, Watched, format_store, unwatched
@@ -302,8 +302,9 @@ class Cluster:
         if self.coordinator is not None:
             self.coordinator.die()
 
-    async def missing(self) -> list[str]:
-        """What keeps the region from being converged; empty when it is."""
+    async def missing(self, within_s: float = 0.0) -> list[str]:
+        """What keeps the region from being converged; empty when it is. within_s: with the moves that begin by
+        themselves within so many seconds."""
         region = self.region
         if region is None or self.coordinator is None or not self.coordinator.alive:
             return ["no coordinator"]
@@ -319,6 +320,8 @@ class Cluster:
         draining = [each.id for each in assigned if each.draining]
         found += [f"{name} is still to be drained" for name in draining]
         found += [f"{each.id} is {each.stage}" for each in region.workloads.migrations.live if each.target is not None]
+        decided, moves = region.workloads, region.workloads.migrations.all.values()
+        found += to_come(decided.held, decided.plan_now, moves, self.clock.now(), self.clock.wall(), within_s)
         if found:
             return found
         for machine in self.standing():

@@ -198,10 +198,11 @@ class Stage:
         )
 
     async def converges(self, within_s: float, when: str) -> float:
-        """I12: virtual seconds until nothing is missing; what still is, is the violation."""
+        """I12: virtual seconds until nothing is missing, nor any move about to begin while it shall be at rest; what
+        still is, is the violation."""
         began = since = self.world.now()
         while self.world.now() < since + LOOK_S:
-            if missing := await self.cluster.missing():
+            if missing := await self.cluster.missing(LOOK_S + STEADY_S):
                 if self.world.now() >= began + within_s:
                     self.world.fail(f"not converged within {within_s:.0f} s {when}: {'; '.join(missing)}")
                     await asyncio.get_running_loop().create_future()  # the story ends here

@@ -234,6 +234,37 @@ def test_a_new_model_takes_over_by_a_move() -> None:
     assert len(region.replicas()) == 1
 
 
+def test_what_a_coordinator_that_has_just_begun_has_not_heard_is_not_replaced_unseen() -> None:
+    """Documents changed as it began: who has the old model has not called yet, and is to compare the new one's."""
+    region = settled("a", "b")
+    (old,) = region.replicas()
+    region.restart()
+    for agent in region.agents.values():
+        agent.heard = False
+    region.reconnect("b")
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    region.run(2)
+    assert list(region.replicas()) == [old]
+    region.reconnect("a")
+    region.run(30)
+    (moving,) = region.migrations.values()
+    assert moving.stage is Stage.DONE
+    assert moving.verdict is not None
+    assert moving.verdict.passed
+
+
+def test_a_node_that_never_calls_holds_nobody_up_for_longer_than_until_it_is_lost() -> None:
+    region = settled("a", "b")
+    region.restart()
+    for agent in region.agents.values():
+        agent.heard = False
+    region.reconnect("b")
+    region.intents = (intent(models=(ModelRef("small.onnx", SMALL, ""),)),)
+    region.run(region.fleet.timing.lost_after_s + 5.0)
+    assert region.migrations == {}
+    assert region.routed("b") == ["b"]
+
+
 def test_a_wrong_new_model_never_serves_and_the_old_one_goes_on() -> None:
     region = settled("a", "b")
     for agent in region.agents.values():
