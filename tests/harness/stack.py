@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from shoal.client import Context, Contexts, Region
 from shoal.devstack.control import Control, Up, context_of
 from shoal.devstack.layout import Asked
 from shoal.types.codes import Code, ShoalError
+from shoal.types.units import Wall
 from shoal.v1 import operator_pb2
 from shoal.wire.enrol import redeem
 
@@ -217,6 +219,19 @@ class Stack:
         """Checks that fail."""
         with self.api() as api:
             return [f"{check.name}: {check.refusal.found}" for check in api.doctor().checks if not check.ok]
+
+
+def started_at(pid: int) -> Wall:
+    """When that process was started, to 10 ms. psutil tells it by the machine's start, cut to the second."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    clock = SystemClock()
+    age_s = clock.ticks(clock.now()) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    return Wall(clock.wall() - age_s)
+
+
+def logged_at(line: dict[str, Any]) -> Wall:
+    """When that event was logged, by its own stamp."""
+    return Wall(datetime.fromisoformat(line["timestamp"]).timestamp())
 
 
 def files_of(context: Context) -> Files:

@@ -13,7 +13,6 @@ import pytest
 from harness.report import record
 from harness.stack import PATIENCE_S, Load, Process, Stack, documents, on_nodes, policy, workload
 from harness.wait import wait_until
-from shoal.agent.clock import SystemClock
 
 pytestmark = pytest.mark.alone
 
@@ -59,36 +58,48 @@ def test_f45_gateway_killed_with_another_beside_it(served: Stack) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", ["gateway", *(pytest.param(name, marks=pytest.mark.long) for name in ("plain-cpu", "coordinator"))]
+    ("name", "times"),
+    [("gateway", 20), *(pytest.param(name, 1, marks=pytest.mark.long) for name in ("plain-cpu", "coordinator"))],
 )
-def test_f45_ended_in_good_order(served: Stack, name: str) -> None:
+def test_f45_ended_in_good_order(served: Stack, name: str, times: int) -> None:
     """Whoever is in charge starts it again: what counts is how the old processes went."""
-    clock = SystemClock()
-    role = "coordinator" if name == "coordinator" else "supervisor"
-    (process,) = served.processes(name, role)
-    old = served.processes(name)
     with at_two(served) as load:
-        at = load.now()
-        began = clock.now()
-        os.kill(process[0], signal.SIGTERM)
-        wait_until(lambda: not any(map(_runs, old)), LIMIT_S[name] + PATIENCE_S, f"{name} to have ended")
-        took_s = clock.now() - began
-        load.wait_for(20)
-        wait_until(lambda: served.processes(name, role), PATIENCE_S, f"{name} to be started again")
-        wait_until(lambda: served.serves(NAME, 2), PATIENCE_S, "both replicas")
-        load.wait_for(20)
-    verdict = load.verdict()
+        ends = [_end(served, name, load) for _ in range(times)]
+    verdict, slowest_end_s = load.verdict(), max(took_s for _, took_s in ends)
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
-    cut_short = [end - start for start, end, _ in load.broken if start < at - ON_ITS_WAY_S <= end]
+    cut_short = [
+        f"{told} after {end - start:.3f} s" for start, end, told in load.broken for at, _ in ends
+        if start < at - ON_ITS_WAY_S and end >= at
+    ]  # fmt: skip
     assert cut_short == [], "what was in flight is finished"
-    since = [told for start, _, told in load.broken if start >= at]
+    since = [told for start, _, told in load.broken if start >= ends[0][0]]
     assert name == "gateway" or since == [], "nobody had to ask again"
-    assert took_s <= LIMIT_S[name]
+    assert slowest_end_s <= LIMIT_S[name]
     record(
-        "F45", "P", 1, ended=name, took_s=round(took_s, 2), limit_s=LIMIT_S[name], sent=verdict.sent, lost=0,
+        "F45", "P", times, ended=name, took_s=round(slowest_end_s, 2), limit_s=LIMIT_S[name], sent=verdict.sent, lost=0,
         asked_again=len(load.broken), cut_short=0, slowest_s=round(verdict.slowest_s, 3),
     )  # fmt: skip
+
+
+def _end(stack: Stack, name: str, load: Load) -> tuple[float, float]:
+    """When `name` was told to end, by the load's clock, and the seconds that it took; it serves again on return."""
+    role = "coordinator" if name == "coordinator" else "supervisor"
+    (process,) = stack.processes(name, role)
+    old = stack.processes(name)
+    at = load.now()
+    os.kill(process[0], signal.SIGTERM)
+    wait_until(lambda: not any(map(_runs, old)), LIMIT_S[name] + PATIENCE_S, f"{name} to have ended")
+    took_s = load.now() - at
+    load.wait_for(20)
+    wait_until(lambda: stack.processes(name, role), PATIENCE_S, f"{name} to be started again")
+    wait_until(lambda: stack.serves(NAME, 2), PATIENCE_S, "both replicas")
+    if name == "gateway":
+        with Load(stack.port(name, "grpc"), stack.client_files, NAME, clients=1, insist_s=INSIST_S):
+            pass  # it was answered there
+    load.wait_for(20)
+    return at, took_s
 
 
 def _all_ready(stack: Stack) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from harness.contention import slowed_by_others
 from harness.report import record
-from harness.stack import Load, Process, Stack, policy
+from harness.stack import Load, Process, Stack, logged_at, policy, started_at
 from harness.wait import wait_until
 from shoal.agent.clock import SystemClock
 from shoal.types.codes import Code, ShoalError
@@ -163,13 +163,12 @@ def test_f03_supervisor_killed_under_load(pair: Stack, node: str) -> None:
     pair.serves("pair", 2)
     workers, fronts = pair.workers(), pair.processes(node, "front")
     booted = len(pair.logged(node, "booted"))
-    clock = SystemClock()
     with through_gateway(pair) as load:
         pair.kill(f"{node}/supervisor")
         load.wait_for(50)
         (supervisor,) = wait_until(lambda: list(pair.processes(node, "supervisor")), 60.0, "its next one")
         wait_until(lambda: len(pair.logged(node, "booted")) > booted, 60.0, "it to have booted")
-        adopted_s = clock.wall() - supervisor[1]
+        adopted_s = logged_at(pair.logged(node, "booted")[-1]) - started_at(supervisor[0])
         wait_until(lambda: whole(pair), 60.0, "the whole view")
         load.wait_for(50)
     verdict = load.verdict()
