@@ -95,6 +95,21 @@ class Network:
             self._nft("delete", "rule", *CHAIN, "handle", str(handle))
 
     @contextlib.contextmanager
+    def narrow(self, machine: str, bytes_per_s: int, queue_s: float = 0.4) -> Iterator[None]:
+        """No more than that passes its leg, each way; what comes faster waits for so long, then it is dropped."""
+        number = self._numbers[machine]
+        ends = ((self.namespace(machine), f"{self._prefix}-{number}"), (self._router, f"r{number}"))
+        limits = ("rate", f"{bytes_per_s}bps", "burst", "16kb", "latency", f"{round(1000 * queue_s)}ms")
+        try:
+            for place, device in ends:
+                self._run("tc", "-n", place, "qdisc", "add", "dev", device, "root", "tbf", *limits)
+            yield
+        finally:
+            for place, device in ends:
+                undo = ("tc", "-n", place, "qdisc", "del", "dev", device, "root")
+                subprocess.run(undo, capture_output=True, check=False)
+
+    @contextlib.contextmanager
     def slow(self, delay_s: float) -> Iterator[None]:
         """Every packet between two machines takes so much longer, each way, and what a process takes to carry it."""
         legs = [f"r{number}" for number in self._numbers.values()]
@@ -108,6 +123,12 @@ class Network:
                 for leg in legs:
                     rule = ("ip", "-n", self._router, "rule", "del", "iif", leg)
                     subprocess.run(rule, capture_output=True, check=False)
+
+    def carried(self, machine: str) -> int:
+        """Bytes that came from it or went to it so far."""
+        leg = f"r{self._numbers[machine]}"
+        (told,) = json.loads(self._run("ip", "-n", self._router, "-s", "-j", "link", "show", "dev", leg))
+        return int(told["stats64"]["rx"]["bytes"]) + int(told["stats64"]["tx"]["bytes"])
 
     def dropped(self, *names: str) -> int:
         """Packets that these cuts took so far; fails unless each is in force."""

@@ -50,6 +50,9 @@ class Node:
     front: FrontProcess = field(init=False)
     workers: ProcessWorkers | None = None
     device: Device = CPU
+    host: str = "127.0.0.1"
+    before: tuple[str, ...] = ()
+    """What its front's command line begins with: how it comes onto the machine of `host`."""
     models: dict[str, WorkloadKey] = field(default_factory=dict)
     exits: list[WorkerExited] = field(default_factory=list)
     _ready: dict[str, asyncio.Future[WorkerReady]] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class Node:
         self.config = FrontConfig(
             node=self.name,
             region=self.authority.region,
-            host="127.0.0.1",
+            host="0.0.0.0" if self.before else self.host,  # its address may be on another machine than this
             grpc_port=0,
             token_port=0,
             rest_port=0,
@@ -69,7 +72,7 @@ class Node:
             authority=str(self.files.authority),
             run_dir=str(self.folder),
         )
-        self.front = FrontProcess(self.config, FRONT, SystemClock())
+        self.front = FrontProcess(self.config, (*self.before, *FRONT), SystemClock())
 
     async def start(self) -> None:
         await self.front.start()
@@ -112,7 +115,7 @@ class Node:
     def endpoint(self, assignment: str, *, at: "Node | None" = None, weight: float = 1.0) -> Endpoint:
         """This node's replica as `at` sees it."""
         kind = EndpointKind.LOCAL if at is None or at is self else EndpointKind.AGENT
-        address = f"127.0.0.1:{self.front.config.grpc_port}"
+        address = f"{self.host}:{self.front.config.grpc_port}"
         return Endpoint(assignment, self.name, kind, address, weight, EndpointState.READY)
 
     async def configure(
@@ -132,7 +135,7 @@ class Node:
         await self.front.configure(tuple(routes), credentials, workers, revoked, peers, witnesses, keepers)
 
     def grpc(self, files: Files) -> GrpcClient:
-        return GrpcClient(self.front.config.grpc_port, files.authority.read_bytes(), files)
+        return GrpcClient(self.front.config.grpc_port, files.authority.read_bytes(), files, host=self.host)
 
     def token(self, authority: bytes, bearer: str) -> GrpcClient:
         return GrpcClient(self.front.config.token_port, authority, bearer=bearer)

@@ -1,6 +1,6 @@
 """Sizes and timings that both ends of a connection must agree on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 INFER_BYTES: Final = 64 * 2**20
@@ -39,8 +39,16 @@ LINK: Final = Patience(connect_s=HANDSHAKE_S, ping_s=1.0, lost_s=1.9, stuck_s=1.
 """A half-open link is found within 3 s. A caller that gives up while the coordinator still works on its handshake makes
 it work in vain: where thousands call at once, for all of them and for ever."""
 PEER: Final = Patience(connect_s=2.0, ping_s=0.3, lost_s=0.6, stuck_s=1.0, idle=False)
-"""Between fronts of one region: a request moves on to another replica within 1 s when the way there breaks, within 2 s
-when the peer is stopped."""
+"""Between coordinators, whose messages are small: within 1 s a way that breaks is found, within 2 s a peer that is
+stopped."""
+ROAD: Final = replace(PEER, stuck_s=30.0)
+"""Of requests between fronts: on a narrow road a ping waits behind megabytes, for as long as they take, and grpc counts
+nothing but its answer. A road that breaks is found by what its end does not acknowledge; a peer that is stopped, whose
+kernel acknowledges, by signs of life on a connection of its own."""
+LIFE: Final = replace(PEER, stuck_s=0.6, idle=True)
+LIFE_AFAR: Final = replace(LIFE, lost_s=1.5, stuck_s=1.5)
+"""Of the connection that carries nothing but pings, inside a region and to another: they wait for what the road itself
+holds, never for what a sender does."""
 BULK: Final = Patience(connect_s=5.0, ping_s=10.0, lost_s=20.0, stuck_s=30.0, idle=False)
 """Of operators, and of whoever moves much over a line that may be slow: a ping waits behind all that is on its way."""
 
@@ -55,9 +63,15 @@ DATA_CONNECTIONS: Final = 4096
 Options = tuple[tuple[str, int | str], ...]
 
 
-def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS, *, answers: int | None = None) -> Options:
+def server_options(
+    max_bytes: int,
+    connections: int = LINK_CONNECTIONS,
+    *,
+    answers: int | None = None,
+    stuck_s: float = KEEPALIVE_TIMEOUT_S,
+) -> Options:
     """connections: at most, of one port; more are closed before TLS costs anything. answers: most bytes of one; as of
-    what comes in, unless given."""
+    what comes in, unless given. stuck_s: as of Patience."""
     return (
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_receive_message_length", max_bytes),
@@ -66,8 +80,8 @@ def server_options(max_bytes: int, connections: int = LINK_CONNECTIONS, *, answe
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
-        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(stuck_s * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(stuck_s * 1000)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     )

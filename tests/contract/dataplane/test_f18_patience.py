@@ -15,13 +15,13 @@ from harness.proxy import way_to
 from shoal.agent.clock import SystemClock
 from shoal.types.device import Role
 from shoal.wire.identity import dns_of
-from shoal.wire.limits import LINK, PEER, Patience, channel_options, server_options
+from shoal.wire.limits import LIFE, LINK, PEER, Patience, channel_options, server_options
 
 FAR_S = 0.15
 """One way; a satellite is a quarter of a second up and down."""
 SLACK_S = 1.0
 """For a machine with other things to do."""
-PATIENCE = pytest.mark.parametrize("patience", [LINK, PEER], ids=["link", "peer"])
+PATIENCE = pytest.mark.parametrize("patience", [LINK, PEER, LIFE], ids=["link", "peer", "life"])
 
 
 @asynccontextmanager

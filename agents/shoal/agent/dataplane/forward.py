@@ -53,6 +53,8 @@ WAY_OPENS_S: Final = 0.75
 """A request waits so long for the way to a peer to open, then it goes elsewhere; the way is opened all the same."""
 REGION_OPENS_S: Final = 1.5
 """As long for the way to another region, which may be on the other side of the world."""
+REGION_BACK_S: Final = 5.0
+"""And as long for the pings' connection to come back there, over a road that large requests fill."""
 _OPENING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _UNCONNECTED: Final = ("failed to connect", "errors resolving", "DNS resolution failed")
 """What grpc says, at the beginning, of a call that did not leave for want of a connection."""
@@ -195,6 +197,67 @@ class _Way:
     roots: bytes
 
 
+class _Road:
+    """To one peer: requests and answers on one channel, pings on another, where they wait behind none of those."""
+
+    def __init__(self, data: grpc.aio.Channel, life: grpc.aio.Channel, back_s: Seconds) -> None:
+        """back_s: how long the pings' connection may be away before its peer counts as silent."""
+        self.data = data
+        self.silent = False
+        """Its peer answers no ping: another road must open before anything is sent there."""
+        self._life = life
+        self._back_s = back_s
+        self._calls: set[grpc.aio.UnaryUnaryCall[bytes, bytes]] = set()
+        self._given_up: set[grpc.aio.UnaryUnaryCall[bytes, bytes]] = set()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def call(self, path: str, request: bytes, left_s: Seconds, said: tuple[tuple[str, str], ...]) -> bytes:
+        """Raises AttemptFailed."""
+        call = self.data.unary_unary(path, None, None)(request, timeout=left_s, metadata=said)
+        self._calls.add(call)
+        try:
+            answer: bytes = await call
+        except grpc.aio.AioRpcError as error:
+            raise _failure(error) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if call not in self._given_up or (task is not None and task.cancelling()):
+                raise
+            refusal = Refusal(Code.REPLICA_UNREACHABLE, "a front that answers no ping", "a sign of life", "retry")
+            raise AttemptFailed(refusal, sent=True) from error
+        finally:
+            self._calls.discard(call)
+            self._given_up.discard(call)
+        return answer
+
+    async def close(self, grace_s: float | None) -> None:
+        """Of calls inside."""
+        try:
+            await self.data.close(grace_s)
+        finally:
+            self._watching.cancel()
+            await self._life.close(None)
+
+    async def _watch(self) -> None:
+        """Until the pings' connection broke and does not open again: then calls inside are given up."""
+        with suppress(grpc.aio.UsageError):  # it was closed
+            await self._until_open()
+            while not self.silent:
+                await self._life.wait_for_state_change(grpc.ChannelConnectivity.READY)
+                try:
+                    async with asyncio.timeout(self._back_s):
+                        await self._until_open()
+                except TimeoutError:
+                    self.silent = True
+            for call in tuple(self._calls):
+                self._given_up.add(call)
+                call.cancel()
+
+    async def _until_open(self) -> None:
+        while (state := self._life.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            await self._life.wait_for_state_change(state)
+
+
 class Peers:
     """Channels to other fronts, as this node; each peer must prove the name that the route gives it, by an authority of
     its own region."""
@@ -205,19 +268,19 @@ class Peers:
         self._authorities = authorities
         self._stamp: tuple[int, ...] = ()
         self._files: tuple[bytes, bytes, bytes] | None = None
-        self._channels: dict[_Way, grpc.aio.Channel] = {}
+        self._roads: dict[_Way, _Road] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     def configure(self, endpoints: Iterable[Endpoint]) -> None:
         """Channels to who is in no route any more are closed once their calls have ended. Those to other regions are
         opened now: no request shall wait for so long a way."""
         remote = {self._key(endpoint): endpoint for endpoint in endpoints if endpoint.kind is not EndpointKind.LOCAL}
-        for key in [known for known in self._channels if known not in remote]:
-            self._leave(self._channels.pop(key))
+        for key in [known for known in self._roads if known not in remote]:
+            self._leave(self._roads.pop(key))
         for endpoint in remote.values():
             if endpoint.region:
                 with suppress(AttemptFailed):
-                    self._channel(endpoint).get_state(try_to_connect=True)
+                    self._road(endpoint).data.get_state(try_to_connect=True)
 
     def is_opening(self, endpoint: Endpoint) -> bool:
         """Whether a request would have to wait for the way there; it begins to open. Of a worker here there is none,
@@ -225,7 +288,7 @@ class Peers:
         if endpoint.kind is EndpointKind.LOCAL:
             return False
         with suppress(AttemptFailed):
-            return self._channel(endpoint).get_state(try_to_connect=True) in _OPENING
+            return self._road(endpoint).data.get_state(try_to_connect=True) in _OPENING
         return False
 
     async def infer(self, endpoint: Endpoint, request: bytes, errand: Errand) -> bytes:
@@ -247,57 +310,62 @@ class Peers:
         return await self._call(endpoint, f"/{SESSIONS}/{method}", request, left_s, ())
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(None)
+        for road in self._roads.values():
+            await road.close(None)
         for task in tuple(self._leaving):
             task.cancel()
 
     async def _call(
         self, endpoint: Endpoint, path: str, request: bytes, left_s: Seconds, said: tuple[tuple[str, str], ...]
     ) -> bytes:
-        channel = await self._way(endpoint)
-        call = channel.unary_unary(path, None, None)
-        try:
-            answer: bytes = await call(request, timeout=left_s, metadata=said)
-        except grpc.aio.AioRpcError as error:
-            raise _failure(error) from error
-        return answer
+        return await (await self._way(endpoint)).call(path, request, left_s, said)
 
-    async def _way(self, endpoint: Endpoint) -> grpc.aio.Channel:
-        """An open channel, or one that says why it is not. Raises AttemptFailed."""
+    async def _way(self, endpoint: Endpoint) -> _Road:
+        """An open road, or one that says why it is not. Raises AttemptFailed."""
         while True:
-            channel = self._channel(endpoint)
+            road = self._road(endpoint)
             with suppress(grpc.aio.UsageError):  # it was left meanwhile
-                await _open(channel, REGION_OPENS_S if endpoint.region else WAY_OPENS_S)
-            if self._channels.get(self._key(endpoint)) is channel:
-                return channel
+                await _open(road.data, REGION_OPENS_S if endpoint.region else WAY_OPENS_S)
+            if self._roads.get(self._key(endpoint)) is road and not road.silent:
+                return road
 
-    def _channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
+    def _road(self, endpoint: Endpoint) -> _Road:
         certificate, private_key, authority = self._newest()
         key = self._key(endpoint)
-        channel = self._channels.get(key)
-        if channel is None:
+        road = self._roads.get(key)
+        if road is not None and road.silent:
+            self._leave(self._roads.pop(key))
+            road = None
+        if road is None:
             if endpoint.region and not key.roots:
                 found = f"{endpoint.node} of {endpoint.region}, which no agreement names"
                 raise AttemptFailed(Refusal(Code.CERT_UNTRUSTED, found, "its region's authorities"), sent=False)
             credentials = grpc.ssl_channel_credentials(key.roots or authority, private_key, certificate)
-            options = limits.channel_options(MAX_MESSAGE, server_name=key.name, patience=limits.PEER)
+            patiences = limits.ROAD, limits.LIFE_AFAR if endpoint.region else limits.LIFE
             try:
                 target = target_of_peer(key.address) if endpoint.region else key.address
             except ShoalError as denied:
                 raise AttemptFailed(denied.refusal, sent=False) from denied
-            channel = grpc.aio.secure_channel(target, credentials, options)
-            self._channels[key] = channel
-        return channel
+            data, life = (
+                grpc.aio.secure_channel(
+                    target,
+                    credentials,
+                    limits.channel_options(MAX_MESSAGE, server_name=key.name, patience=patience),
+                )
+                for patience in patiences
+            )
+            road = _Road(data, life, Seconds(REGION_BACK_S if endpoint.region else WAY_OPENS_S))
+            self._roads[key] = road
+        return road
 
     def _newest(self) -> tuple[bytes, bytes, bytes]:
-        """Our files. After they changed every channel is made anew; calls inside the old ones end there."""
+        """Our files. After they changed every road is made anew; calls inside the old ones end there."""
         try:
             stamp = self._tls.stamp()
             if self._files is None or stamp != self._stamp:
                 self._files, self._stamp = self._tls.read(), stamp
-                while self._channels:
-                    self._leave(self._channels.popitem()[1])
+                while self._roads:
+                    self._leave(self._roads.popitem()[1])
         except OSError as cause:
             if self._files is None and descriptors.are_short(cause):
                 raise AttemptFailed(descriptors.NONE_LEFT, sent=False) from cause
@@ -313,8 +381,8 @@ class Peers:
         roots = self._authorities.roots_of(endpoint.region, endpoint.node) if endpoint.region else None
         return _Way(endpoint.address, name, roots or b"")
 
-    def _leave(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.create_task(channel.close(CALLS_END_S))
+    def _leave(self, road: _Road) -> None:
+        task = asyncio.create_task(road.close(CALLS_END_S))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 

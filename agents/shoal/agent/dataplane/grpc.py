@@ -330,7 +330,7 @@ NO_REPOSITORY_CONTROL: Final = Refusal(
 )
 
 _OPTIONS: Final = (
-    *limits.server_options(MAX_MESSAGE, limits.DATA_CONNECTIONS),
+    *limits.server_options(MAX_MESSAGE, limits.DATA_CONNECTIONS, stuck_s=limits.ROAD.stuck_s),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     # grpc checks the size of a compressed message before it expands it and never after: none is taken.
     ("grpc.compression_enabled_algorithms_bitset", 1),

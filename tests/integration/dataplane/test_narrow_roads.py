@@ -1,0 +1,137 @@
+"""Two fronts, in one region or in two, on a road of 128 KiB/s: what is slow is not taken for dead, what is dead is."""
+
+import asyncio
+import os
+import signal
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from harness import onnx_models
+from harness.netns import Network, network
+from harness.node import Node
+from harness.oip import Failed, GrpcClient, Tensor
+from harness.pki import Authority
+from harness.report import record
+from harness.wait import until
+from shoal.agent.clock import SystemClock
+from shoal.types.agreement import GUESTS
+from shoal.types.assignment import PeerTrust
+from shoal.types.codes import Code
+from shoal.types.device import Role
+from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
+from shoal.types.workload import WorkloadKey
+
+pytestmark = pytest.mark.alone
+
+KEY = WorkloadKey("acme", "plus")
+AGREEMENT = "ag-1"
+ROAD = 128 * 2**10
+"""Bytes a second, each way."""
+LARGE = Tensor("x", "FP32", (2**18,), struct.pack("<f", 1.0) * 2**18)
+DEADLINE_S = 30.0
+CUT_FOUND_S = {"inside": 3.0, "afar": 3.0}
+STOP_FOUND_S = {"inside": 4.0, "afar": 10.0}
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network(["near", "far"]) as found:
+        yield found
+
+
+@asynccontextmanager
+async def fronts(folder: Path, net: Network, where: str) -> AsyncIterator[tuple[Node, Node, GrpcClient]]:
+    """A gateway, the one front that has a replica, and a client of the first."""
+    model = folder / "plus.onnx"
+    model.write_bytes(onnx_models.add_one())
+    now = SystemClock().wall()
+    west = Authority(folder / "west", "west", now)
+    east = Authority(folder / "east", "east", now) if where == "afar" else west
+    hosts = {name: net.address(name) for name in ("near", "far")}
+    near = Node("g1", west, folder / "g1", Role.GATEWAY, host=hosts["near"], before=net.inside("near"))
+    role = Role.GATEWAY if where == "afar" else Role.AGENT
+    far = Node("f1", east, folder / "f1", role, host=hosts["far"], before=net.inside("far"))
+    client = None
+    try:
+        await asyncio.gather(near.start(), far.start())
+        await far.load("a1", WorkloadKey(GUESTS, AGREEMENT) if where == "afar" else KEY, model)
+        if where == "afar":
+            wests = PeerTrust("west", (west.certificate.read_text(),), ("g1",), (AGREEMENT,))
+            easts = PeerTrust("east", (east.certificate.read_text(),), ("f1",), ())
+            await far.configure(peers=(wests,))
+            address = f"{far.host}:{far.front.config.grpc_port}"
+            way = Endpoint("a1", "f1", EndpointKind.GATEWAY, address, 1.0, EndpointState.READY, "east", AGREEMENT)
+            await near.configure([Route(KEY, 1, (way,))], peers=(easts,))
+        else:
+            await far.configure()
+            await near.configure([Route(KEY, 1, (far.endpoint("a1", at=near),))])
+        client = near.grpc(west.issue(Role.TENANT, KEY.tenant))
+        yield near, far, client
+    finally:
+        if client is not None:
+            await client.close()
+        await asyncio.gather(near.stop(), far.stop())
+
+
+async def asked(client: GrpcClient) -> tuple[str, float]:
+    """A MiB there and a MiB back: what came of it, and in how many seconds."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    try:
+        answer = await client.infer(KEY.name, (LARGE,), timeout=DEADLINE_S)
+        told = "right" if answer.outputs[0].raw == struct.pack("<f", 2.0) * 2**18 else "wrong"
+    except Failed as error:
+        told = error.code or str(error.status)
+    return told, loop.time() - start
+
+
+async def under_way(net: Network) -> None:
+    """A third of a request has passed."""
+    before = net.carried("far")
+    await until(lambda: net.carried("far") - before > len(LARGE.raw) / 3, 20.0, "bytes on the road", every_s=0.1)
+
+
+@pytest.mark.parametrize("where", ["inside", "afar"])
+async def test_f18_a_narrow_road_is_not_a_dead_one(tmp_path: Path, net: Network, where: str) -> None:
+    loop = asyncio.get_running_loop()
+    async with fronts(tmp_path, net, where) as (_, far, client):
+        assert (await asked(client))[0] == "right"
+        with net.narrow("far", ROAD):
+            told, took_s = await asked(client)
+            assert told == "right"
+            assert took_s >= 2 * len(LARGE.raw) / ROAD - 1.0, "it was narrow"
+
+            inside = asyncio.create_task(asked(client))
+            await under_way(net)
+            pid, start = far.front.pid, loop.time()
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                assert (await inside)[0] == Code.REPLICA_UNREACHABLE
+                stopped_s = loop.time() - start
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+        async def again() -> bool:
+            return (await asked(client))[0] == "right"
+
+        await until(again, 20.0, "it is reached again")
+        with net.narrow("far", ROAD):
+            inside = asyncio.create_task(asked(client))
+            await under_way(net)
+            start = loop.time()
+            cut = net.cut_off("far")
+            assert (await inside)[0] == Code.REPLICA_UNREACHABLE
+            cut_s = loop.time() - start
+            assert net.dropped(*cut) > 0
+    print(took_s, stopped_s, cut_s)
+    assert stopped_s <= STOP_FOUND_S[where]
+    assert cut_s <= CUT_FOUND_S[where]
+    record(
+        "F18", "P", 1, where=f"narrow road, {where}", bytes_per_s=ROAD, request_s=round(took_s, 1),
+        stopped_found_s=round(stopped_s, 2), cut_found_s=round(cut_s, 2),
+    )  # fmt: skip
