@@ -1,32 +1,21 @@
-"""`docker compose up`, then what the README does in ten minutes, from outside of the containers."""
+"""`docker compose up`, seen from outside of the containers; `test_readme.py` has what the README does then."""
 
 import json
 import urllib.request
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from harness.compose import NODES, PATIENCE_S, PORTS, REGIONS, Compose, X
 from harness.stack import documents, on_nodes, policy, workload
 from harness.wait import wait_until
 from shoal.client import Inference
-from shoal.devstack import ocr
 
 pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(600)]
 
-ONCE = {"etcd-files", "edge-broker-files", "setup"}
+ONCE = {"etcd-files", "edge-broker-files", "setup", "ready"}
 """What ends when it is done."""
-LINE = np.linspace(-1, 1, 3 * 48 * 320, dtype=np.float32).reshape(1, 3, 48, 320)
-
-
-@pytest.fixture(scope="module")
-def models(fleet: Compose) -> Compose:
-    """With the README's `ppocr-rec` in edge."""
-    pushed = fleet.shoal("model", "push", str(ocr.files().recogniser), "--name", "ppocr-rec")
-    assert pushed.returncode == 0, pushed.stderr
-    return fleet
 
 
 def test_everything_is_confined_and_nothing_is_published_beyond_this_machine(compose: Compose) -> None:
@@ -58,50 +47,39 @@ def test_an_operator_outside_sees_every_region_by_the_contexts_that_setup_made(c
     assert all(name in seen.stdout for name in REGIONS), seen.stdout + seen.stderr
 
 
-def test_the_readme_s_policy_is_applied_and_answered_right_at_the_gateway(models: Compose) -> None:
-    applied = models.shoal("apply", "-f", "examples/reader.yaml", "--wait")
-    assert applied.returncode == 0, applied.stdout + applied.stderr
-    assert len({row.node for row in models.placements("reader")}) == 2
-    session = onnxruntime.InferenceSession(ocr.files().recogniser)
-    (expected,) = session.run(None, {"x": LINE})
-    with Inference(models.client()) as client:
-        (found,) = client.infer("reader", {"x": LINE}).outputs.values()
-    assert np.allclose(found, np.asarray(expected), atol=1e-5)
-
-
-def test_a_replica_moves_live_under_load_without_a_lost_or_wrong_answer(models: Compose) -> None:
+def test_a_replica_moves_live_under_load_without_a_lost_or_wrong_answer(fleet: Compose) -> None:
     nodes = ["edge-npu", "edge-gpu"]
-    models.apply(documents(policy("either", on_nodes(nodes)), workload("mover", "relu", "either")))
-    (before,) = models.placements("mover")
+    fleet.apply(documents(policy("either", on_nodes(nodes)), workload("mover", "relu", "either")))
+    (before,) = fleet.placements("mover")
     (other,) = set(nodes) - {before.node}
-    with models.load("mover") as load:
-        moved = models.shoal("migrate", "mover", "--to", other, "--watch")
+    with fleet.load("mover") as load:
+        moved = fleet.shoal("migrate", "mover", "--to", other, "--watch")
         assert moved.returncode == 0, moved.stdout + moved.stderr
         load.wait_for(10)
-    (after,) = models.placements("mover")
+    (after,) = fleet.placements("mover")
     assert after.node == other
     verdict = load.verdict()
     assert (verdict.lost, verdict.violations) == (0, ()), verdict
 
 
-def test_what_edge_may_not_run_another_region_runs_and_edge_s_gateway_answers(models: Compose) -> None:
+def test_what_edge_may_not_run_another_region_runs_and_edge_s_gateway_answers(fleet: Compose) -> None:
     spec = "  require: {residency: [cloud]}\n  federation: {delegate: when-infeasible}\n"
-    models.apply(documents(policy("abroad", spec), workload("guest", "relu", "abroad")))
+    fleet.apply(documents(policy("abroad", spec), workload("guest", "relu", "abroad")))
 
     def answered() -> Any:
-        with Inference(models.client()) as client:
+        with Inference(fleet.client()) as client:
             return client.infer("guest", {"x": X})
 
     found = wait_until(answered, PATIENCE_S, "an answer from another region", every_s=0.2)
     assert np.array_equal(found.outputs["y"], np.maximum(X, 0))
-    with models.api() as api:
+    with fleet.api() as api:
         (agreed,) = (one for one in api.get("agreements").agreements if one.workload.name == "guest")
     assert (agreed.counterpart, agreed.service) == ("cloud", "ready")
 
 
-def test_the_invariants_hold_in_every_region(models: Compose) -> None:
+def test_the_invariants_hold_in_every_region(fleet: Compose) -> None:
     for region in REGIONS:
-        told = models.shoal("doctor", "--context", region)
+        told = fleet.shoal("doctor", "--context", region)
         assert told.returncode == 0, told.stdout + told.stderr
 
 

@@ -75,7 +75,7 @@ class Compose:
         self.home = home
         self._command = compose_command()
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "COMPOSE_"))}
-        self._environment = {
+        self.environment = {
             **plain,
             "SHOAL_HOME": str(home),
             "SHOAL_PORTS": PORTS,
@@ -92,7 +92,7 @@ class Compose:
         done = subprocess.run(
             [*self._command, "-p", PROJECT, "-f", str(ROOT / "docker-compose.yml"), *arguments],
             cwd=ROOT,
-            env={**self._environment, "SHOAL_TAG": tag},
+            env={**self.environment, "SHOAL_TAG": tag},
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -281,7 +281,7 @@ class Compose:
         return subprocess.run(
             [str(Path(sys.executable).with_name("shoal")), *arguments],
             cwd=ROOT,
-            env=self._environment,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -376,6 +376,10 @@ class Compose:
     def events(self, after: int = 0, region: str = "edge") -> list[operator_pb2.Event]:
         with self.api(region) as api:
             return list(api.events(after))
+
+    def agreements(self, region: str = "edge") -> list[operator_pb2.AgreementView]:
+        with self.api(region) as api:
+            return list(api.get("agreements").agreements)
 
     def forget(self, *names: str, region: str = "edge") -> None:
         """Workloads; nothing of them is left when this returns."""

@@ -7,8 +7,21 @@ import os
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from shoal.client.contexts import Context, Contexts
+from shoal.client.enrolment import TOKEN_S, client_files, enrol
 from shoal.client.inference import Answer, Inference
 from shoal.client.region import Region
 from shoal.client.renewal import freshen, is_due, renew_context
 
-__all__ = ["Answer", "Context", "Contexts", "Inference", "Region", "freshen", "is_due", "renew_context"]
+__all__ = [
+    "TOKEN_S",
+    "Answer",
+    "Context",
+    "Contexts",
+    "Inference",
+    "Region",
+    "client_files",
+    "enrol",
+    "freshen",
+    "is_due",
+    "renew_context",
+]

@@ -21,9 +21,9 @@ from typing import Final
 
 import click
 
-from shoal.client import Context, Contexts, Region
+from shoal.client import TOKEN_S, Context, Contexts, Region, client_files, enrol
 from shoal.devstack import etcd
-from shoal.devstack.joining import TOKEN_S, client_files, enrol, federate
+from shoal.devstack.joining import federate
 from shoal.devstack.layout import FEDERATION
 from shoal.types.codes import Code, ShoalError, refuse
 from shoal.wire.private import write_private

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.client import Context, Contexts, Region
+from shoal.client import Context, Contexts, Region, client_files
 from shoal.devstack import broker, etcd, layout
-from shoal.devstack.joining import Say, client_files, federate, wait
+from shoal.devstack.joining import Say, federate, wait
 from shoal.devstack.keeper import READY_WITHIN_S, SOCKET, STOP_WITHIN_S, last_line, program_path
 from shoal.devstack.layout import Asked, Member, Stack
 from shoal.devstack.scale import Rate, time_scale
@@ -318,7 +318,7 @@ class Control:
 
     def _describe(self, stack: Stack) -> Up:
         operator = self._contexts.get(CONTEXT)
-        client = replace(operator, name="client", folder=str(self.folder / "client"), tenant=layout.TENANT)
+        client = replace(operator, name="client", folder=str(self.folder / "client"))
         return Up(stack, self.folder, operator, client, self.folder / "client" / "bearer")
 
 

@@ -1,43 +1,16 @@
-"""Who belongs to whom, once coordinators serve: clients with their files, regions in their federation. For processes on
-this machine and for containers alike."""
+"""Regions in their federation, once coordinators serve. For processes on this machine and for containers alike."""
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
-from shoal.client import Region, is_due
+from shoal.client import TOKEN_S, Region
 from shoal.devstack import layout
 from shoal.types.codes import Code, refuse
 from shoal.v1.operator_pb2 import Document, FederationView
-from shoal.wire.enrol import redeem
-from shoal.wire.private import write_private
 
 Say = Callable[[str], None]
-TOKEN_S: Final = 300.0
-"""A join token that is redeemed at once is good for so long."""
-BEARER_S: Final = 30 * 86400.0
 ACQUAINTED_WITHIN_S: Final = 60.0
-
-
-def enrol(api: Region, door: str, role: str, name: str, folder: Path) -> bool:
-    """Has `cert.pem`, `key.pem` and `ca.pem` of this client in `folder`; whether they had to be made: none, or
-    others of another CA, or their end is near.
-
-    api: as an operator. door: host:port where tokens are redeemed. Raises ShoalError."""
-    certificate = folder / "cert.pem"
-    is_ours = certificate.exists() and (folder / "ca.pem").read_bytes() == api.context.ca.read_bytes()
-    if is_ours and not is_due(certificate):
-        return False
-    redeem(door, api.create_token(role, name, TOKEN_S).token, name).write(folder)
-    return True
-
-
-def client_files(api: Region, door: str, folder: Path) -> None:
-    """Of the default tenant: its certificate, and a bearer token in `bearer`. Raises ShoalError."""
-    bearer = folder / "bearer"
-    if enrol(api, door, "tenant", layout.TENANT, folder) or not bearer.exists():
-        write_private(bearer, api.create_token("bearer", layout.TENANT, BEARER_S).token.encode())
 
 
 def federate(federation: Region, doors: str, apis: Mapping[str, Region], say: Say) -> None:

@@ -15,7 +15,6 @@ FEDERATION: Final = "federation"
 ETCD: Final = "etcd"
 """Role of the store's members, which belong to no region."""
 ETCD_MEMBERS: Final = 3
-TENANT: Final = "default"
 
 FLEET: Final = (
     ("plain-cpu", ""),

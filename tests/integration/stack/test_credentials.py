@@ -183,3 +183,18 @@ async def _until_refused(port: int, files: Files) -> tuple[float, str]:
         return clock.wall(), error.code
     finally:
         await client.close()
+
+
+def test_files_of_a_client_are_kept_while_they_are_good_and_of_the_tenant_that_was_asked_for(guarded: Stack) -> None:
+    folder = guarded.folder / "a-client"
+    serials, tenants, bearers = [], [], []
+    for more in ((), (), ("--tenant", "shop")):
+        made = guarded.shoal("context", "client", str(folder), *more)
+        assert made.stdout == guarded.info.stack.gateways[0].addresses["grpc"] + "\n", made.stderr
+        identity = identity_of_pem((folder / "cert.pem").read_bytes())
+        serials.append(identity.serial)
+        tenants.append((identity.role, identity.name))
+        bearers.append((folder / "bearer").read_bytes())
+    assert tenants == [(Role.TENANT, "default")] * 2 + [(Role.TENANT, "shop")]
+    assert serials[0] == serials[1] != serials[2]
+    assert bearers[0] == bearers[1] != bearers[2]

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.options import output
-from shoal.cli.render.output import emit, line, table
+from shoal.cli.options import connected, connection, output, tenant
+from shoal.cli.render.output import emit, line, note, table
 from shoal.cli.render.resources import when
-from shoal.client import Context, Contexts, Region, renew_context
+from shoal.client import Context, Contexts, Region, client_files, renew_context
+from shoal.types.codes import Code, refuse
 from shoal.wire.enrol import redeem, renew
 from shoal.wire.identity import identity_of_pem
 
@@ -115,6 +116,25 @@ def _enrolment(name: str) -> str:
         return found.enrolment
     with Region(found) as api:
         return str(api.who_am_i().enrol_address)
+
+
+@context.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@tenant
+@connection
+def client(folder: Path, tenant: str, context: str, region: str) -> None:
+    """Have what a client of the tenant's workloads needs in FOLDER: cert.pem, key.pem, ca.pem, and a bearer token in
+    `bearer`. Prints the gateway's address for gRPC, alone on standard output.
+
+    Files that are there and good for a while are left as they are.
+    """
+    with connected(context, region) as api:
+        client_files(api, _enrolment(context), folder, tenant)
+        address = api.context.gateway_grpc or next(iter(api.who_am_i().gateways_grpc), "")
+    if not address:
+        raise refuse(Code.NOT_FOUND, "the region has no gateway that is ready", "one", "shoal-agent run --role gateway")
+    print(address)
+    note(f"{folder}: files of a client of tenant {tenant}, and the address of its gateway's gRPC above")
 
 
 @context.command()

@@ -50,6 +50,7 @@ def dev() -> None:
     show_default=True,
     help="So many, NAME and NAME-2 .., each with a CA, a gateway and --agents of its own; contexts dev, dev-NAME-2 ..",
 )
+@click.option("--neighbours", type=int, default=None, help="Agents of each region but the first. [default: as many]")
 @click.option(
     "--federation-replicas",
     default=0,
@@ -70,13 +71,15 @@ def up(
     name: str,
     coordinators: int,
     regions: int,
+    neighbours: int | None,
     federation_replicas: int,
     store: str,
     link: str,
 ) -> None:
     """Start it, or find it running. Everything is enrolled, ready, measured and joined when this returns."""
     control = Control(data_dir)
-    asked = layout.Asked(name, agents, link, regions, federation_replicas, store, coordinators=coordinators)
+    others = neighbours if regions > 1 and neighbours != agents else None
+    asked = layout.Asked(name, agents, link, regions, federation_replicas, store, others, coordinators)
     show_up(control.up(asked, lambda text: line(f"  {text}", "dim")))
 
 

@@ -1,0 +1,28 @@
+"""The README's ten minutes, unchanged, on containers; `tests/integration/test_readme.py` has the same on processes."""
+
+from pathlib import Path
+
+import pytest
+
+from harness import readme
+from harness.compose import Compose
+from harness.report import record
+from shoal.client import Contexts
+
+pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(300)]
+
+
+def test_the_readme_s_ten_minutes_on_containers(hurt: Compose, tmp_path: Path) -> None:
+    with readme.terminal(tmp_path, hurt.environment) as terminal:
+        terminal.type(". .venv/bin/activate")
+        try:
+            walk = readme.walk(terminal, Contexts(hurt.home))
+            (agreed,) = (one for one in hurt.agreements() if one.workload.name == "archive")
+        finally:
+            hurt.forget("reader", "archive")
+    assert agreed.counterpart == "datacenter"
+    assert (walk.lost, walk.wrong) == (0, 0), walk
+    record(
+        "issue 7, point 1", "C", 1, ten_minutes_s=round(walk.seconds), delegated_to=agreed.counterpart,
+        moves=2, sent=walk.sent, lost=walk.lost, wrong=walk.wrong,
+    )  # fmt: skip
