@@ -40,6 +40,8 @@ ANSWERS_S: Final = 2.0
 OTHERS_S: Final = 0.2
 """For the others, once one said that it leads."""
 LEADERLESS_S: Final = 10.0
+ABSENT_S: Final = 60.0
+"""For a coordinator to be started again, by whoever looks after it."""
 PAUSE_S: Final = 0.25
 ROUNDS: Final = 10
 """Tries of one call: who leads may be another one by then."""
@@ -192,6 +194,18 @@ class Region:
     def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
         request = operator_pb2.GetRequest(kind=kind, name=name, tenant=tenant)
         return self._call("Get", request)  # type: ignore[no-any-return]
+
+    def look(self, kind: str) -> operator_pb2.GetReply:
+        """As `get`, for who looks until something has come about: a coordinator that is not there is asked again, for
+        `ABSENT_S` in a row."""
+        end = time.monotonic() + ABSENT_S  # noqa: TID251 - a command's own deadline
+        while True:
+            try:
+                return self.get(kind)
+            except ShoalError as error:
+                if error.code is not Code.COORDINATOR_UNREACHABLE or time.monotonic() > end:  # noqa: TID251
+                    raise
+            time.sleep(PAUSE_S)  # noqa: TID251
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
         self._call("Delete", operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))

@@ -23,7 +23,7 @@ class Listed:
     def __init__(self, *answers: tuple[operator_pb2.MigrationView, ...]) -> None:
         self._answers = list(answers)
 
-    def get(self, kind: str) -> operator_pb2.GetReply:
+    def look(self, kind: str) -> operator_pb2.GetReply:
         assert kind == "migrations"
         found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return operator_pb2.GetReply(migrations=found)
@@ -32,7 +32,7 @@ class Listed:
 class Ready:
     """A region in which everything applied is ready."""
 
-    def get(self, kind: str) -> operator_pb2.GetReply:
+    def look(self, kind: str) -> operator_pb2.GetReply:
         return operator_pb2.GetReply()
 
 
@@ -69,7 +69,7 @@ class Relieved:
     def __init__(self) -> None:
         self.looks = 0
 
-    def get(self, kind: str) -> operator_pb2.GetReply:
+    def look(self, kind: str) -> operator_pb2.GetReply:
         assert kind == "placements"
         self.looks += 1
         found = operator_pb2.GetReply()

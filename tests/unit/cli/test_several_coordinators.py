@@ -12,8 +12,9 @@ from shoal.cli.options import connected
 from shoal.client import Context, Contexts, Region, region
 from shoal.coordinator.api.authorise import RULES
 from shoal.coordinator.clock import SystemClock
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
+from shoal.v1 import operator_pb2
 
 
 @pytest.fixture
@@ -91,6 +92,31 @@ def test_events_go_on_where_they_were_when_their_coordinator_is_lost(context: Co
 def test_what_may_be_asked_again_is_what_viewers_may_ask() -> None:
     viewers = {method.rpartition("/")[2] for method, roles in RULES.items() if Role.VIEWER in roles}
     assert viewers - {"Events"} == region.READS, "events go on by their number"
+
+
+class Away(Region):
+    """A region whose only coordinator is not there for the first few asks."""
+
+    def __init__(self, asks: int) -> None:
+        self.asks = asks
+
+    def get(self, kind: str, name: str = "", tenant: str = "") -> operator_pb2.GetReply:
+        if self.asks:
+            self.asks -= 1
+            raise refuse(Code.COORDINATOR_UNREACHABLE, "nobody there", "the region's coordinator")
+        return operator_pb2.GetReply()
+
+
+def test_who_looks_until_something_has_come_about_outlasts_the_absence_of_the_only_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = Away(2)
+    assert api.look("workloads") == operator_pb2.GetReply()
+    assert api.asks == 0
+    monkeypatch.setattr(region, "ABSENT_S", -1.0)
+    with pytest.raises(ShoalError) as too_long:
+        Away(2).look("workloads")
+    assert too_long.value.code is Code.COORDINATOR_UNREACHABLE
 
 
 def test_nobody_leads_for_a_while(context: Context, three: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:

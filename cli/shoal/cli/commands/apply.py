@@ -77,12 +77,12 @@ def await_ready(api: Region, workloads: list[tuple[str, str]], timeout_s: float,
     workload has nowhere else to go: it serves on as it was."""
     end = time.monotonic() + timeout_s  # noqa: TID251 - a command's own deadline
     while True:
-        views = {(v.workload.tenant, v.workload.name): v for v in api.get("workloads").workloads}
+        views = {(v.workload.tenant, v.workload.name): v for v in api.look("workloads").workloads}
         waiting = [views[key] for key in workloads if key in views and views[key].state != "ready"]
         if not waiting:
             return
         stuck = {(v.workload.tenant, v.workload.name) for v in waiting if v.state == "pending"}
-        moves = api.get("migrations").migrations if stuck else ()
+        moves = api.look("migrations").migrations if stuck else ()
         for move in moves:
             key = (move.workload.tenant, move.workload.name)
             if key in stuck and move.stage == "aborted" and move.stages[0].at >= since:

@@ -94,7 +94,7 @@ def relieved(
     for _ in range(RELIEF_LOOKS):
         if not any(each.reason.code == Code.WAITING_FOR_REPLACEMENT for each in left):
             break
-        there = {row.assignment.id for row in api.get("placements").placements}
+        there = {row.assignment.id for row in api.look("placements").placements}
         left = [each for each in left if each.assignment in there]
         time.sleep(LOOK_S)  # noqa: TID251
     return left
@@ -114,7 +114,7 @@ def follow(
         if all(ended(one) for one in known.values()):
             return list(known.values())
         time.sleep(LOOK_S)  # noqa: TID251
-        listed = {one.id: one for one in api.get("migrations").migrations}
+        listed = {one.id: one for one in api.look("migrations").migrations}
         for name in known:
             if name not in listed:
                 raise refuse(Code.MIGRATION_UNKNOWN, f"{name} is not listed any more", "", "see `shoal events`")
