@@ -9,7 +9,7 @@ from harness.compose import Compose
 from harness.report import record
 from shoal.client import Contexts
 
-pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.compose, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 def test_the_readme_s_ten_minutes_on_containers(hurt: Compose, tmp_path: Path) -> None:
