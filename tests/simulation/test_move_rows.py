@@ -24,6 +24,7 @@ ONCE_FAILED = (
     3454,  # the same
     268,  # what was about to move by itself counted as at rest
     2168,  # the same
+    7721,  # the same: its place could be looked at again, as a move there had failed long enough ago
     1600,  # so did what was about to be tried again
     2680,  # the same
     3391,  # the same

@@ -46,14 +46,16 @@ def to_come(
     held: Iterable[Held], plan: Plan | None, migrations: Iterable[Migration], now: Elapsed, wall: Wall, within_s: float
 ) -> Iterator[str]:
     """Moves that begin by themselves once their time has come, and that is within so many seconds: those that something
-    speaks for, held back until then; and those that documents ask for still, where the place at which the last one
-    failed may be tried again. now, wall: of the coordinator's clock."""
+    speaks for, held back until then; and those that documents or something else ask for still, where the place at which
+    the last one failed may be tried again. now, wall: of the coordinator's clock."""
+    held = tuple(held)
     for each in held:
         if NEVER < each.until <= wall + within_s:
             yield f"{each}, which ends by itself"
-    lacking = {each.workload for each in plan.workloads if each.refusal is not None} if plan is not None else set()
+    asked = {each.proposal.workload for each in held}
+    asked |= {each.workload for each in plan.workloads if each.refusal is not None} if plan is not None else set()
     for one in migrations:
-        if one.workload in lacking and now < _rests_until(one) <= now + within_s:
+        if one.workload in asked and now < _rests_until(one) <= now + within_s:
             yield f"what {one.id} was to do is tried again"
 
 

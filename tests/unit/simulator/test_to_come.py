@@ -60,6 +60,14 @@ def test_what_documents_ask_for_still_is_tried_again_when_the_place_may_be() -> 
     assert not due(failed(), plan(None)), "nothing lacks a place"
 
 
+def test_so_is_what_something_else_speaks_for() -> None:
+    """It fades, for the best place is not looked at as long as a move there has just failed."""
+    proposal = Proposal(KEY, OLD, Aim("edge-3"), Cause.LATENCY, "10% better", fading=True)
+    held = Held(proposal, Hold.SETTLING, "just below its threshold again")
+    assert not list(to_come((held,), plan(None), (), NOW, WALL, WITHIN_S))
+    assert list(to_come((held,), plan(None), (failed(),), NOW, WALL, WITHIN_S))
+
+
 def test_what_stays_blocked_is_not_waited_for() -> None:
     assert not due(failed(Code.VERIFY_FAILED)), "until its device is measured anew"
     assert not due(replace(failed(), dark_since=WALL)), "until a longer gap is allowed"
