@@ -21,6 +21,8 @@ HERE = "test"
 CHAIN = ("inet", "shoal", "forward")
 DELAYED = "100"
 """The router's table for what has not been delayed yet."""
+_NUMBERED = itertools.count()
+"""One process may have several at a time."""
 
 
 class Network:
@@ -28,10 +30,11 @@ class Network:
 
     def __init__(self, machines: Sequence[str]) -> None:
         """At most 62 machines. Raises ShoalError where namespaces cannot be made: such a run covers nothing."""
+        nth = next(_NUMBERED)
         # 198.18.0.0/15 is for benchmarks between networks (RFC 2544), so it leads nowhere else.
-        self._subnet = f"198.{18 + os.getpid() % 2}.{os.getpid() // 2 % 256}"
+        self._subnet = f"198.{18 + os.getpid() % 2}.{(os.getpid() // 2 + 97 * nth) % 256}"
         self._numbers = {name: number for number, name in enumerate((HERE, *machines))}
-        self._prefix = f"shoal{os.getpid() % 100000}"
+        self._prefix = f"shoal{os.getpid() % 100000}{chr(ord('a') + nth % 26)}"
         self._router = f"{self._prefix}-r"
         self._marks = itertools.count(1)
 

@@ -492,6 +492,7 @@ def _placement(
     )
     if observed is not None:
         view.observed.CopyFrom(to_wire(observed))
+        view.observed.ClearField("latencies")  # hundreds of counts, for a move's guard
     prediction = predictions.get((node, assignment.device, assignment.model))
     if prediction is not None:
         view.prediction.CopyFrom(_prediction(prediction))
