@@ -61,7 +61,7 @@ def test_f45_gateway_killed_with_another_beside_it(served: Stack) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "times"),
-    [("gateway", 20), *(pytest.param(name, 1, marks=pytest.mark.long) for name in ("plain-cpu", "coordinator"))],
+    [("gateway", 8), *(pytest.param(name, 1, marks=pytest.mark.long) for name in ("plain-cpu", "coordinator"))],
 )
 def test_f45_ended_in_good_order(served: Stack, name: str, times: int) -> None:
     """Whoever is in charge starts it again: what counts is how the old processes went."""
