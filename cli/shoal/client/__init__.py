@@ -9,7 +9,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from shoal.client.contexts import Context, Contexts
 from shoal.client.enrolment import TOKEN_S, client_files, enrol
 from shoal.client.inference import Answer, Inference
-from shoal.client.region import Region
+from shoal.client.region import Region, insisting
 from shoal.client.renewal import freshen, is_due, renew_context
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "client_files",
     "enrol",
     "freshen",
+    "insisting",
     "is_due",
     "renew_context",
 ]

@@ -11,7 +11,7 @@ the one that leads can answer is asked there.
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +69,18 @@ _ENDED: Final = (Code.COORDINATOR_UNREACHABLE, Code.CANCELLED, Code.NOT_LEADER)
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)"""
+
+
+def insisting(call: Callable[[], T], codes: Collection[Code]) -> T:
+    """What may be done twice, again as long as it ends with one of these codes, for `ABSENT_S`. Raises ShoalError."""
+    end = time.monotonic() + ABSENT_S  # noqa: TID251 - a command's own deadline
+    while True:
+        try:
+            return call()
+        except ShoalError as error:
+            if error.code not in codes or time.monotonic() > end:  # noqa: TID251
+                raise
+        time.sleep(PAUSE_S)  # noqa: TID251
 
 
 class Region:
@@ -198,14 +210,7 @@ class Region:
     def look(self, kind: str) -> operator_pb2.GetReply:
         """As `get`, for who looks until something has come about: a coordinator that is not there is asked again, for
         `ABSENT_S` in a row."""
-        end = time.monotonic() + ABSENT_S  # noqa: TID251 - a command's own deadline
-        while True:
-            try:
-                return self.get(kind)
-            except ShoalError as error:
-                if error.code is not Code.COORDINATOR_UNREACHABLE or time.monotonic() > end:  # noqa: TID251
-                    raise
-            time.sleep(PAUSE_S)  # noqa: TID251
+        return insisting(lambda: self.get(kind), {Code.COORDINATOR_UNREACHABLE})
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
         self._call("Delete", operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
@@ -19,7 +19,7 @@ from shoal.cli.options import connected, connection
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
 from shoal.cli.rollout import Admit, Asked, Drain, Hook, Install, Leaving, Over, Part, Seen, Service, Watch
-from shoal.client import Contexts, Region
+from shoal.client import Contexts, Region, insisting
 from shoal.types.assignment import Phase
 from shoal.types.codes import Code, ShoalError
 from shoal.v1 import nouns_pb2, operator_pb2
@@ -34,10 +34,8 @@ _NOBODY: Final = frozenset({Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER, Code.
 _FEDERATIONS: Final = frozenset({Code.KIND_UNKNOWN, Code.UNIMPLEMENTED})
 """What a federation's service says, which has no nodes, of them."""
 _LOADED: Final = frozenset({Phase.READY, Phase.STAGED})
-INSIST_S: Final = 60.0
 RECOUNT_S: Final = 3.0
 """After a node's new session: until its counts are those of its front again."""
-T = TypeVar("T")
 Key = tuple[str, str, str]
 """Tenant, workload, and the node where requests enter; of another region's that region, whichever gateway they meet."""
 
@@ -254,13 +252,13 @@ class _Shell:
                     self._install(name)
             case Admit(names):
                 for name in sorted(self._ours() & set(names)):
-                    _insisting(partial(self._api.cordon, name, cordoned=False))
+                    insisting(partial(self._api.cordon, name, cordoned=False), _NOBODY)
                     self._keep(self._ours() - {name})
                 for name in names:
                     self._drained.pop(name, None)
 
     def _drain(self, name: str) -> None:
-        reply = _insisting(lambda: self._api.drain(name))
+        reply = insisting(lambda: self._api.drain(name), _NOBODY)
         self._unmoved[name] = tuple(reply.unmoved)
         self._leaving[name] = leaving(reply.migrations, reply.unmoved)
         self._drained[name] = _now()
@@ -373,18 +371,6 @@ def _executed(command: list[str], within_s: float) -> str:
 
 def _hook(future: Future[str]) -> Hook:
     return Hook(ended=True, failure=future.result()) if future.done() else Hook()
-
-
-def _insisting(call: Callable[[], T]) -> T:
-    """What may be done twice, as soon as somebody leads."""
-    end = _now() + INSIST_S
-    while True:
-        try:
-            return call()
-        except ShoalError as error:
-            if error.code not in _NOBODY or _now() > end:
-                raise
-        time.sleep(LOOK_S)  # noqa: TID251
 
 
 def _now() -> float:
