@@ -10,8 +10,10 @@ bit. First the highest rate is looked for that the machine holds without queuein
 
 For each share and RTT a row: requests failed and wrong; p99 over the times before the moves and during them, and their
 ratio; the longest time without an answer; how long a move takes beside its floor (bytes / bandwidth + load + the hold
-windows). Then the same agents do it in two other ways: `stop-start` deletes the workload and applies it for the other
-node; `rolling` compares nothing and gives all requests to the new replica at once.
+windows). Below it p99 of each stage, and how much worse the p99 of a single move is than that of the seconds before
+it. Moves take two steps of 2 s each, so that there can be many; `--own-steps` has the four of 10 s of a policy that
+says nothing. Then the same agents do it in two other ways: `stop-start` deletes the workload and applies it for the
+other node; `rolling` compares nothing and gives all requests to the new replica at once.
 
 Everything shares this machine: clients, gateway, both agents, coordinator and the roads between; sessions' own shares
 of its cores are switched off meanwhile (`apart`). Needs root. Without
@@ -65,10 +67,10 @@ SETTLE_S: Final = 1.0
 TAIL_S: Final = 0.3
 """After a move is done: what was on its way."""
 PATIENCE_S: Final = 120.0
-LOOK_S: Final = 0.1
+LOOK_S: Final = 0.25
 BETWEEN_S: Final = 12.0
 """From a move to the time that the next is compared with: what nodes do later, for their next start, is over."""
-BEFORE_S: Final = 4.0
+BEFORE_S: Final = 8.0
 """The time before a move that it is compared with."""
 HOLD_S: Final = 2.0
 """Of a step: the least that a coordinator takes, so that every front has heard."""
@@ -122,6 +124,8 @@ class Row:
     took_s: float
     floor_s: float
     machine_load: float
+    ratios: tuple[float, ...] = ()
+    """Of each move: its p99 over that of the time before it."""
     by_stage_ms: tuple[tuple[str, float, int], ...] = ()
     """p99 and number of the requests that were due in each stage of a move, over all moves."""
 
@@ -137,11 +141,13 @@ class Machines(ApartControl):
 
 
 class Scene:
-    """The region, and what is known of the model."""
+    """The region, and what is known of the model. api: one connection for all that is asked of it: each new one would
+    take a core for milliseconds, at the very moments that are looked at."""
 
-    def __init__(self, net: Network, up: Up, folder: Path) -> None:
+    def __init__(self, net: Network, up: Up, api: Region, folder: Path) -> None:
         self.net = net
         self.up = up
+        self.api = api
         self.folder = folder
         self.model = folder / "dense.onnx"
         self.model.write_bytes(dense())
@@ -151,9 +157,6 @@ class Scene:
     @property
     def gateway(self) -> Member:
         return self.up.stack.gateways[0]
-
-    def api(self) -> Region:
-        return Region(self.up.operator)
 
     def first_on(self, node: str) -> bool:
         """Whether the model's bytes had to go there; they stay."""
@@ -170,8 +173,7 @@ class Scene:
             f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {{name: {WORKLOAD}}}\n"
             f"spec: {{model: {{source: {WORKLOAD}}}, policy: bench}}\n"
         )  # fmt: skip
-        with self.api() as api:
-            reply = api.apply([operator_pb2.Document(name="bench.yaml", text=text)])
+        reply = self.api.apply([operator_pb2.Document(name="bench.yaml", text=text)])
         if reply.problems:
             raise SystemExit(str(reply.problems))
 
@@ -179,8 +181,7 @@ class Scene:
         """The only replica, once it serves and every front knows."""
 
         def settled() -> operator_pb2.PlacementView | None:
-            with self.api() as api:
-                rows, nodes = api.get("placements").placements, api.get("nodes").nodes
+            rows, nodes = self.api.get("placements").placements, self.api.get("nodes").nodes
             heard = all(node.observed == node.desired for node in nodes)
             return rows[0] if heard and len(rows) == 1 and rows[0].routed else None
 
@@ -219,12 +220,12 @@ def scene(folder: Path) -> Iterator[Scene]:
         control = Machines(folder / "dev", Contexts(folder / "home"), net, before)
         try:
             up = control.up(layout.Asked(agents=len(NODES)), lambda text: print(f"# {text}", file=sys.stderr))
-            found = Scene(net, up, folder)
-            with found.api() as api:
+            with Region(up.operator) as api:
+                found = Scene(net, up, api, folder)
                 api.push(found.model, WORKLOAD)
-            found.apply(*NODES)
-            found.first_on(found.node())
-            yield found
+                found.apply(*NODES)
+                found.first_on(found.node())
+                yield found
         finally:
             control.down()
 
@@ -400,14 +401,13 @@ class Way:
 def migrate(at: Scene, target: str) -> Stages:
     """Raises SystemExit where it does not come about."""
     wall_s = time.time() - time.monotonic()
-    with at.api() as api:
-        begun = api.migrate("default", WORKLOAD, at.names[target])
+    begun = at.api.migrate("default", WORKLOAD, at.names[target])
 
-        def over() -> operator_pb2.MigrationView | None:
-            (one,) = api.get("migrations", begun.id).migrations
-            return one if one.stage in ("done", "aborted") else None
+    def over() -> operator_pb2.MigrationView | None:
+        (one,) = at.api.get("migrations", begun.id).migrations
+        return one if one.stage in ("done", "aborted") else None
 
-        ended = wait_until(over, PATIENCE_S, "the move to end", every_s=LOOK_S)
+    ended = wait_until(over, PATIENCE_S, "the move to end", every_s=LOOK_S)
     assert ended is not None
     if ended.stage != "done":
         raise SystemExit(f"{ended.id} was aborted: {ended.reason.code} {ended.reason.found}")
@@ -416,15 +416,16 @@ def migrate(at: Scene, target: str) -> Stages:
 
 
 def stop_start(at: Scene, target: str) -> Stages:
-    with at.api() as api:
-        api.delete("workload", WORKLOAD)
-        wait_until(lambda: not api.get("workloads").workloads, PATIENCE_S, "the workload to be gone", every_s=LOOK_S)
+    at.api.delete("workload", WORKLOAD)
+    wait_until(lambda: not at.api.get("workloads").workloads, PATIENCE_S, "the workload to be gone", every_s=LOOK_S)
     at.apply(target)
     at.serving()
     return ()
 
 
 LIVE: Final = Way("live", STEPS, 2 * HOLD_S, migrate)
+OWN_STEPS: Final = Way("own steps", "shift: {steps: [5%, 25%, 50%, 100%], hold: 10s}", 4 * 10.0, migrate)
+"""Those of a policy that says nothing."""
 PEERS: Final = (
     Way("stop-start", STEPS, 0.0, stop_start),
     Way("rolling", "verify: {against: none}, shift: {steps: [100%]}", HOLD_S, migrate),
@@ -497,6 +498,9 @@ class Part:
             took_s=statistics.median(until - since for since, until in spans),
             floor_s=statistics.median(floors),
             machine_load=os.getloadavg()[0],
+            ratios=tuple(
+                p(one.latencies, 0.99) / p(other.latencies, 0.99) for one, other in zip(during, before, strict=True)
+            ),
         )
 
 
@@ -567,6 +571,9 @@ def show(row: Row | None = None) -> None:
     if row is not None and row.by_stage_ms:
         told = ", ".join(f"{name} {late_ms:.1f} ({count})" for name, late_ms, count in row.by_stage_ms)
         print(f"# p99 by stage, ms (requests): {told}", flush=True)
+    if row is not None and len(row.ratios) > 1:
+        lower, middle, upper = statistics.quantiles(row.ratios, n=4)
+        print(f"# p99 of a move over that before it: middle {middle:.2f}, half of them {lower:.2f} to {upper:.2f}")
 
 
 def main() -> None:
@@ -575,6 +582,7 @@ def main() -> None:
     parser.add_argument("--rtts", type=float, nargs="+", default=[0.1], help="ms between two machines")
     parser.add_argument("--moves", type=int, default=6, help="live ones, of each part")
     parser.add_argument("--peer-moves", type=int, default=2, help="in each other way, of each part; 0 for none")
+    parser.add_argument("--own-steps", action="store_true", help="a policy's own steps, 10 s each: a minute a move")
     parser.add_argument("--rate", type=float, help="the highest rate, where it is known")
     parser.add_argument("--json", type=Path, help="a file for the figures too")
     options = parser.parse_args()
@@ -590,7 +598,8 @@ def main() -> None:
                     measured = rtt_ms(at)
                     for load in options.loads:
                         part = Part(at, clients, load / 100, most * load / 100, measured)
-                        for way, moves in ((LIVE, options.moves), *((peer, options.peer_moves) for peer in PEERS)):
+                        live = OWN_STEPS if options.own_steps else LIVE
+                        for way, moves in ((live, options.moves), *((peer, options.peer_moves) for peer in PEERS)):
                             if moves:
                                 rows.append(part.run(way, moves))
                                 show(rows[-1])

@@ -207,10 +207,10 @@ class Region:
         request = operator_pb2.GetRequest(kind=kind, name=name, tenant=tenant)
         return self._call("Get", request)  # type: ignore[no-any-return]
 
-    def look(self, kind: str) -> operator_pb2.GetReply:
+    def look(self, kind: str, name: str = "") -> operator_pb2.GetReply:
         """As `get`, for who looks until something has come about: a coordinator that is not there is asked again, for
         `ABSENT_S` in a row."""
-        return insisting(lambda: self.get(kind), {Code.COORDINATOR_UNREACHABLE})
+        return insisting(lambda: self.get(kind, name), {Code.COORDINATOR_UNREACHABLE})
 
     def delete(self, kind: str, name: str, tenant: str = "") -> None:
         self._call("Delete", operator_pb2.DeleteRequest(kind=kind, name=name, tenant=tenant))

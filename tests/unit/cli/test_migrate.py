@@ -13,20 +13,24 @@ from shoal.cli.render.migrations import show_migration, stage_line
 from shoal.cli.render.output import line
 from shoal.cli.render.resources import show
 from shoal.client import Region
-from shoal.types.codes import Code, ShoalError
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import nouns_pb2, operator_pb2
 
 
 class Listed:
-    """The API of a region that lists these migrations, one answer after the other; the last again and again."""
+    """The API of a region that lists these migrations, to who asks for one by name; each answer once, but the last."""
 
     def __init__(self, *answers: tuple[operator_pb2.MigrationView, ...]) -> None:
-        self._answers = list(answers)
+        self._answers: dict[str, list[operator_pb2.MigrationView]] = {}
+        for one in (one for answer in answers for one in answer):
+            self._answers.setdefault(one.id, []).append(one)
 
-    def look(self, kind: str) -> operator_pb2.GetReply:
+    def look(self, kind: str, name: str) -> operator_pb2.GetReply:
         assert kind == "migrations"
-        found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        return operator_pb2.GetReply(migrations=found)
+        if name not in self._answers:
+            raise refuse(Code.NOT_FOUND, f"migrations '{name}'", "one that is listed", "")
+        found = self._answers[name]
+        return operator_pb2.GetReply(migrations=[found.pop(0) if len(found) > 1 else found[0]])
 
 
 class Ready:

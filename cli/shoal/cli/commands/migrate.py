@@ -11,7 +11,7 @@ from shoal.cli.render.migrations import ended, refusal_of, show_migration, stage
 from shoal.cli.render.output import emit, line, progress
 from shoal.cli.render.resources import reason
 from shoal.client import Region
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.v1 import operator_pb2
 
 LOOK_S = 0.1
@@ -114,8 +114,15 @@ def follow(
         if all(ended(one) for one in known.values()):
             return list(known.values())
         time.sleep(LOOK_S)  # noqa: TID251
-        listed = {one.id: one for one in api.look("migrations").migrations}
-        for name in known:
-            if name not in listed:
-                raise refuse(Code.MIGRATION_UNKNOWN, f"{name} is not listed any more", "", "see `shoal events`")
-            known[name] = listed[name]
+        for name in [one.id for one in known.values() if not ended(one)]:
+            known[name] = _listed(api, name)
+
+
+def _listed(api: Region, name: str) -> operator_pb2.MigrationView:
+    try:
+        found = api.look("migrations", name).migrations
+    except ShoalError as error:
+        if error.code is not Code.NOT_FOUND:
+            raise
+        raise refuse(Code.MIGRATION_UNKNOWN, f"{name} is not listed any more", "", "see `shoal events`") from error
+    return next(one for one in found if one.id == name)

@@ -34,10 +34,18 @@ from shoal.v1 import artifacts_pb2, operator_pb2
 from shoal.wire.nouns import to_wire
 
 
-def migration_views(controller: WorkloadsController, now: Elapsed, wall: Wall) -> list[operator_pb2.MigrationView]:
-    """All that are kept, the oldest first."""
-    every = sorted(controller.migrations.all.values(), key=lambda each: (each.story[0].at, each.id))
-    return [migration_view(controller, each, now, wall) for each in every]
+def migration_views(
+    controller: WorkloadsController, name: str, tenant: str, now: Elapsed, wall: Wall
+) -> list[operator_pb2.MigrationView]:
+    """Of those that are kept, the oldest first: name: this one's, or all of this workload; empty: any, as tenant. Who
+    watches a move asks several times a second, and hundreds of old ones are kept: of those nothing is made then."""
+    asked = [
+        each
+        for each in controller.migrations.all.values()
+        if name in ("", each.id, each.workload.name) and tenant in ("", each.workload.tenant)
+    ]
+    asked.sort(key=lambda each: (each.story[0].at, each.id))
+    return [migration_view(controller, each, now, wall) for each in asked]
 
 
 def migration_view(

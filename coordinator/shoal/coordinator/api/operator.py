@@ -171,7 +171,7 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         if self._following is not None and (refusal := self._following.elsewhere("Get", request.kind)) is not None:
             raise ShoalError(refusal)
         as_of = self._following.revision if self._following is not None else 0
-        found = await self._listed(request.kind)
+        found = await self._listed(request.kind, request.name, request.tenant)
         if request.name or request.tenant:
             _filter(found, request.name, request.tenant)
             if request.name and not found.ListFields():
@@ -419,7 +419,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
         ends = await self._enrolment.expiry_of(state.node.role, name)
         return views.node_view(state, self._region.workloads.desired.get(name), ends)
 
-    async def _listed(self, kind: str) -> operator_pb2.GetReply:
+    async def _listed(self, kind: str, name: str, tenant: str) -> operator_pb2.GetReply:
+        """What the caller picks those of this name and tenant from: all, or fewer where making them is dear."""
         controller, fleet = self._region.workloads, self._region.fleet.fleet
         reply = operator_pb2.GetReply()
         match kind:
@@ -443,7 +444,8 @@ class OperatorService(operator_pb2_grpc.OperatorServicer):
                 seen = partial(delivered, fleet)
                 reply.agreements.extend(views.agreement_views(trades, deals, self._clock.now(), seen))
             case "migrations":
-                reply.migrations.extend(migration_views(controller, self._clock.now(), self._clock.wall()))
+                now, wall = self._clock.now(), self._clock.wall()
+                reply.migrations.extend(migration_views(controller, name, tenant, now, wall))
             case "ledger":
                 reply.ledger.extend(to_wire(entry) for entry in (await self._region.ledger.past(0))[-LEDGER_MOST:])
             case "events":

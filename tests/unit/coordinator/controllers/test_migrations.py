@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.region import DIGEST, DOCUMENTS, Agent, World
-from shoal.coordinator.api.migrations import migration_view
+from shoal.coordinator.api.migrations import migration_view, migration_views
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, Migrations, StoredMigration, verdict_digest
 from shoal.coordinator.core.migration.model import Aborted, Cause, Done, Entered, Migration, Place, Stage
@@ -231,6 +231,22 @@ async def test_a_drained_node_is_emptied_by_moves(world: World) -> None:
     assert world.region.workloads.desired[source.name].assignments == ()
     assert world.region.fleet.fleet.nodes[source.name].cordoned
     assert (await world.region.moving.drain(source.name, "ops")).begun == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant", "found"),
+    [("", "", 2), (KEY.name, "", 2), (KEY.name, "other", 0), ("", "other", 0), ("nobody", "", 0)],
+)
+async def test_moves_are_listed_by_workload_and_tenant(world: World, name: str, tenant: str, found: int) -> None:
+    source, target = await two(world)
+    first = await world.region.moving.migrate(KEY, Aim(target.name), "ops")
+    await until_over(world, first, source, target)
+    await world.region.moving.migrate(KEY, Aim(source.name), "ops")
+    now, wall = world.clock.now(), world.clock.wall()
+    listed = migration_views(world.region.workloads, name, tenant, now, wall)
+    assert len(listed) == found
+    (one,) = migration_views(world.region.workloads, first.id, "", now, wall)
+    assert one.id == first.id
 
 
 async def test_what_no_other_node_can_take_holds_a_drain_back_and_says_why(world: World) -> None:
