@@ -1,5 +1,7 @@
 # The commands of this project. Each does all of its own set-up: a virtual environment in .venv, Debian packages where a
 # test needs a real server.
+# Programs run as users run them: with what a developer may have set, one that ended badly on a full disk ended well.
+unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 OPENVINO := .venv-openvino

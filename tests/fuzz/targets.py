@@ -85,8 +85,14 @@ def _from_agent(data: bytes) -> None:
         for each in noun.receipts:
             refusal = check_receipt(each.receipt, NODE, NOW)
             rates = each.receipt.rates
-            known = (*rates.matmul_flops.values(), rates.copy_bytes, rates.load_bytes, rates.launch_s)
-            assert refusal is not None or all(math.isfinite(rate) and rate > 0 for rate in known)
+            divisors = (*rates.matmul_flops.values(), rates.copy_bytes, rates.load_bytes)
+            absurd = rates.launch_s < 0 or math.isinf(rates.launch_s)
+            assert refusal is not None or (all(map(_divides, divisors)) and not absurd)
+
+
+def _divides(rate: float) -> bool:
+    """NaN is a rate that was not measured."""
+    return math.isnan(rate) or 0 < rate < math.inf
 
 
 def _to_agent(data: bytes) -> None:

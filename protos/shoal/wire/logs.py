@@ -6,6 +6,7 @@ gRPC's core would write by itself is switched off where the programs begin (`sho
 a line for every stranger that fails the handshake.
 """
 
+import io
 import logging
 import sys
 from contextlib import suppress
@@ -29,6 +30,7 @@ def configure(level: str = "info", *, keep: Path | None = None, **always: str) -
     def constant(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**always, **event}
 
+    _unbuffered()
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
@@ -47,6 +49,15 @@ def configure(level: str = "info", *, keep: Path | None = None, **always: str) -
     logging.basicConfig(handlers=[_ToStructlog()], level=max(least, logging.WARNING), force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
+
+
+def _unbuffered() -> None:
+    """What a full disk does not take would stay in a buffer, be tried again at the end, and make Python end with status
+    120 whatever the program says (sys(3), `Py_FinalizeEx`). A stand-in, such as a test's, is left."""
+    own = sys.__stderr__
+    if own is not None and sys.stderr is own:
+        raw = io.FileIO(own.fileno(), "wb", closefd=False)
+        sys.stderr = io.TextIOWrapper(raw, encoding=own.encoding, errors=own.errors, write_through=True)
 
 
 class _Stderr:
