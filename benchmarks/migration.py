@@ -68,9 +68,9 @@ TAIL_S: Final = 0.3
 """After a move is done: what was on its way."""
 PATIENCE_S: Final = 120.0
 LOOK_S: Final = 0.25
-BETWEEN_S: Final = 12.0
+BETWEEN_S: Final = 9.0
 """From a move to the time that the next is compared with: what nodes do later, for their next start, is over."""
-BEFORE_S: Final = 8.0
+BEFORE_S: Final = 4.0
 """The time before a move that it is compared with."""
 HOLD_S: Final = 2.0
 """Of a step: the least that a coordinator takes, so that every front has heard."""

@@ -5,7 +5,8 @@ liveness are heard again after a restart.
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,6 +28,7 @@ from shoal.coordinator.core.fleet.updates import (
     revoked,
     status_received,
     uncovered,
+    unread,
 )
 from shoal.coordinator.ports import AgentLinks, Clock, Meter, StaleRevision, Store
 from shoal.types.assignment import Observed, Phase, Status
@@ -117,6 +119,8 @@ class FleetController:
         self._answered = answered
         self._revisions: dict[str, int] = {}
         self._peers: dict[str, str] = {}
+        self._writing: dict[str, Elapsed] = {}
+        """Nodes of which something is being written down, and since when: what they say meanwhile is read after it."""
         self._doubts: dict[str, _Doubt] = {}
 
     @property
@@ -238,6 +242,29 @@ class FleetController:
         return Lease(status.sequence, self._fleet.timing.lost_after_s)
 
     async def received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
+        with self._unread(node):
+            return await self._received(node, epoch, message)
+
+    @contextmanager
+    def _unread(self, node: str) -> Iterator[None]:
+        """A link reads a node's messages one after the other. On a slow disk one takes longer to write than a node may
+        be silent, and its beats lie behind it."""
+        since, is_first = self._clock.now(), node not in self._writing
+        if is_first:
+            self._writing[node] = since
+        try:
+            yield
+        finally:
+            if is_first:
+                del self._writing[node]
+            self._excuse({node: since})
+
+    def _excuse(self, writing: Mapping[str, Elapsed]) -> None:
+        now, patience_s = self._clock.now(), self.fleet.timing.heartbeat_s
+        if late := [node for node, since in writing.items() if now - since >= patience_s]:
+            self.fleet = unread(self.fleet, late, now)
+
+    async def _received(self, node: str, epoch: int, message: Reported | Hello) -> Refusal | None:
         match message:
             case Receipts():
                 return await self._receipts(node, epoch, message.receipts)
@@ -292,6 +319,7 @@ class FleetController:
             if doubt.is_sure:
                 await self._mark_twins(node, doubt)
         mass = self.fleet.mass_silence
+        self._excuse(self._writing)
         self.fleet, changes = judge(self.fleet, self._clock.now())
         if changes:
             self._changed()

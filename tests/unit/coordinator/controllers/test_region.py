@@ -21,7 +21,7 @@ from shoal.coordinator.core.fleet.state import Liveness
 from shoal.coordinator.core.workloads.model import Mark, Memory, Stage
 from shoal.coordinator.ports import Transaction
 from shoal.types.codes import Code, Refusal, ShoalError
-from shoal.types.link import Welcome
+from shoal.types.link import NodeEvent, NodeEvents, Welcome
 from shoal.types.units import Bytes, Elapsed
 from shoal.types.workload import WorkloadKey
 
@@ -179,6 +179,38 @@ async def test_a_lost_node_is_replaced_and_said_so(world: World) -> None:
     found = await codes(world)
     assert found.index("NODE_SUSPECT") < found.index("NODE_LOST")
     assert agent.epoch == 1
+
+
+async def test_f31_a_node_is_not_judged_by_what_was_not_read_yet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link reads its messages one after the other, and the disk takes long to write what it said before."""
+    agent = Agent(world, "edge-1")
+    await agent.connect()
+    await agent.report()
+    await world.step()
+    write, begun, written = world.region.truth.note, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*events: Event) -> None:
+        if events[0].code == "CLOCK_SKEW":
+            begun.set()
+            await written.wait()
+        await write(*events)
+
+    monkeypatch.setattr(world.region.truth, "note", slowly)
+    said = NodeEvents((NodeEvent("CLOCK_SKEW", "edge-1", "it jumped", world.clock.wall()),))
+    reading = asyncio.ensure_future(world.region.fleet.received("edge-1", agent.epoch, said))
+    await begun.wait()
+
+    async def after_s(seconds: int) -> Liveness:
+        for _ in range(2 * seconds):
+            world.clock.advance(0.5)
+            await world.step()
+        return world.region.fleet.fleet.nodes["edge-1"].liveness
+
+    assert await after_s(20) is Liveness.READY
+    written.set()
+    await reading
+    assert await after_s(0) is Liveness.READY
+    assert await after_s(2) is Liveness.LOST, "and it was silent"
 
 
 async def test_a_twin_is_refused_and_the_running_one_stays(world: World) -> None:

@@ -153,6 +153,17 @@ def disconnected(fleet: Fleet, node: str, epoch: int) -> Fleet:
     return fleet.put(replace(known, connected=False))
 
 
+def unread(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
+    """The coordinator has yet to read what these said last: for a beat it holds their silence to be its own."""
+    until = Elapsed(now + fleet.timing.heartbeat_s)
+    found = {
+        name: replace(fleet.nodes[name], excused_until=max(fleet.nodes[name].excused_until, until))
+        for name in nodes
+        if name in fleet.nodes
+    }
+    return replace(fleet, nodes={**fleet.nodes, **found}) if found else fleet
+
+
 def hidden(fleet: Fleet, nodes: Collection[str], now: Elapsed) -> Fleet:
     """The coordinator has lost what carries these nodes' sessions: for one window it holds their silence to be its own
     blindness. A carrier that stays away longer keeps nobody from being replaced, since a node may have died with it."""
