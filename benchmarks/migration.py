@@ -573,7 +573,8 @@ def show(row: Row | None = None) -> None:
         print(f"# p99 by stage, ms (requests): {told}", flush=True)
     if row is not None and len(row.ratios) > 1:
         lower, middle, upper = statistics.quantiles(row.ratios, n=4)
-        print(f"# p99 of a move over that before it: middle {middle:.2f}, half of them {lower:.2f} to {upper:.2f}")
+        told = f"middle {middle:.2f}, half of them {lower:.2f} to {upper:.2f}"
+        print(f"# p99 of a move over that before it: {told}", flush=True)
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def configure(level: str = "info", *, keep: Path | None = None, **always: str) -
 
 def _unbuffered() -> None:
     """What a full disk does not take would stay in a buffer, be tried again at the end, and make Python end with status
-    120 whatever the program says (sys(3), `Py_FinalizeEx`). A stand-in, such as a test's, is left."""
+    120 whatever the program says (Python's `sys.exit`). A stand-in, such as a test's, is left."""
     own = sys.__stderr__
     if own is not None and sys.stderr is own:
         raw = io.FileIO(own.fileno(), "wb", closefd=False)

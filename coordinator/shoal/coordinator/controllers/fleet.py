@@ -260,7 +260,7 @@ class FleetController:
             self._excuse({node: since})
 
     def _excuse(self, writing: Mapping[str, Elapsed]) -> None:
-        now, patience_s = self._clock.now(), self.fleet.timing.heartbeat_s
+        now, patience_s = self._clock.now(), self._fleet.timing.heartbeat_s
         if late := [node for node, since in writing.items() if now - since >= patience_s]:
             self.fleet = unread(self.fleet, late, now)
 
