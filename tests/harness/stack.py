@@ -140,6 +140,20 @@ class Stack:
 
         return wait_until(settled, PATIENCE_S, f"{replicas} replicas of {name} to serve", every_s=0.1)
 
+    def moved(self, name: str, to: str) -> operator_pb2.MigrationView:
+        """That move of a workload to that node, begun now, once it is done or aborted."""
+        with self.api() as api:
+            begun = api.migrate("default", name, to)
+
+        def over() -> operator_pb2.MigrationView | None:
+            with self.api() as api:
+                (one,) = api.get("migrations", begun.id).migrations
+            return one if one.stage in ("done", "aborted") else None
+
+        found = wait_until(over, 2 * PATIENCE_S, f"{begun.id} to be over")
+        assert found is not None
+        return found
+
     def all_heard(self) -> bool:
         """Whether every node that is there has its newest desired set."""
         with self.api() as api:

@@ -184,7 +184,7 @@ CONSUMERS: Final[Map[str, Map[str, Live | Later]]] = {
         "spec.migration.shift.hold": Live(_MOVES, (Code.MOVE_TIMEOUT,), reads="hold_s"),
         "spec.migration.shift.guard.errors": Live(_MOVES, (Code.GUARD_TRIPPED,), reads="guard_errors"),
         "spec.migration.shift.guard.p95": Live(
-            _MOVES, (Code.GUARD_TRIPPED,), note="of what the old one shows", reads="guard_p95"
+            _MOVES, (Code.GUARD_TRIPPED,), note="of what the old one shows, or the new one is to", reads="guard_p95"
         ),
         "spec.migration.drain": Live(_MOVES, reads="drain_s"),
         "spec.migration.windows.days": _WINDOW,

@@ -96,13 +96,13 @@ class MigrationRule:
     against, inputs, samples, tolerances: what the new one must show; without tolerances those of its precision count.
     steps: shares of the old one's requests that the new one takes, one after the other, the last of them 1; hold_s:
     each is held so long. guard_errors: the share of its requests that the new one may fail in a step; guard_p95: how
-    many times as slow as the old one it may be. drain_s: what the old one has to finish in. max_concurrent: replicas of
-    the workload that move at once. unasked: moves that nobody asked for may begin. gain: they, and documents that
-    changed, move a replica only to where its objective is better by this share, unless something forces it away.
-    cooldown_s: a move that was given up is not tried again before, and none that nobody asked for begins sooner after
-    another. windows: when such may begin; none: at any time. advisory: answers that differ are told, and the move goes
-    on. pack: the workload's samples; None where it has none. allow_gap_s: how long nobody may serve where a device
-    cannot hold both; 0: it waits.
+    many times as slow it may be as the old one is, or as it was expected to be where that is slower. drain_s: what the
+    old one has to finish in. max_concurrent: replicas of the workload that move at once. unasked: moves that nobody
+    asked for may begin. gain: they, and documents that changed, move a replica only to where its objective is better by
+    this share, unless something forces it away. cooldown_s: a move that was given up is not tried again before, and
+    none that nobody asked for begins sooner after another. windows: when such may begin; none: at any time. advisory:
+    answers that differ are told, and the move goes on. pack: the workload's samples; None where it has none.
+    allow_gap_s: how long nobody may serve where a device cannot hold both; 0: it waits.
     """
 
     against: Against = Against.SOURCE

@@ -40,17 +40,7 @@ def applied(stack: Stack, name: str, verify: str, **arrays: np.typing.NDArray[np
 
 def moved(stack: Stack, name: str) -> operator_pb2.MigrationView:
     (placed,) = stack.serves(name)
-    with stack.api() as api:
-        begun = api.migrate("default", name, NODES[1 - NODES.index(placed.node)])
-
-    def over() -> operator_pb2.MigrationView | None:
-        with stack.api() as api:
-            (one,) = api.get("migrations", begun.id).migrations
-        return one if one.stage in ("done", "aborted") else None
-
-    found = wait_until(over, ENDS_S, f"{begun.id} to be over")
-    assert found is not None
-    return found
+    return stack.moved(name, NODES[1 - NODES.index(placed.node)])
 
 
 def test_moves_are_verified_with_the_workloads_own_samples(stack: Stack) -> None:

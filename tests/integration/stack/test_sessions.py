@@ -141,18 +141,7 @@ def streaming(stack: Stack) -> Iterator[Stack]:
 def move(stack: Stack) -> operator_pb2.MigrationView:
     """To the other node, done."""
     (placed,) = stack.serves(NAME)
-    target = {"plain-cpu": "edge-npu", "edge-npu": "plain-cpu"}[placed.node]
-    with stack.api() as api:
-        begun = api.migrate("default", NAME, target)
-
-    def over() -> operator_pb2.MigrationView | None:
-        with stack.api() as api:
-            (one,) = api.get("migrations", begun.id).migrations
-        return one if one.stage in ("done", "aborted") else None
-
-    found = wait_until(over, 2 * PATIENCE_S, "the move to be over")
-    assert found is not None
-    return found
+    return stack.moved(NAME, {"plain-cpu": "edge-npu", "edge-npu": "plain-cpu"}[placed.node])
 
 
 @pytest.mark.parametrize("speakers", [6, pytest.param(50, marks=pytest.mark.long)])

@@ -1,12 +1,13 @@
 """A live move's machine: its laws over any history, and the ways that matter one by one."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.coordinator.core.region import DIGEST, counts_of
+from unit.coordinator.core.region import DIGEST, SMALL, counts_of
 
 from shoal.coordinator.controllers import records
 from shoal.coordinator.core.migration.guard import judged
@@ -16,6 +17,7 @@ from shoal.coordinator.core.migration.model import (
     Cause,
     Done,
     Draining,
+    Expected,
     Figures,
     Migration,
     Place,
@@ -23,6 +25,7 @@ from shoal.coordinator.core.migration.model import (
     Preparing,
     RollingBack,
     Seen,
+    Service,
     Shifting,
     Sight,
     Stage,
@@ -33,7 +36,7 @@ from shoal.types.assignment import Observed, Phase, Served
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import EnergySource
 from shoal.types.migration import Against, InputsFrom, MigrationRule, Verdict
-from shoal.types.units import Elapsed, Joules, Seconds, Wall
+from shoal.types.units import Bytes, Elapsed, Joules, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 
 KEY = WorkloadKey("default", "ocr")
@@ -268,7 +271,7 @@ def test_the_few_requests_that_are_left_to_the_old_one_are_no_measure(p95: float
     now, before, few = at(0), [0.025] * 96, [0.046] * 19
     last = Shifting(1, answered(before), answered(few), now, now, now)
     source, target = answered(before + [0.004] * 38), answered(few + [p95] * 134)
-    found = judged(MigrationRule(steps=STEPS), last, source, target, Seconds(2.0))
+    found = judged(MigrationRule(steps=STEPS), last, source, target, None, Seconds(2.0))
     assert found.passed == passes
     assert found.source.p95_s == pytest.approx(0.025, rel=0.025)
 
@@ -288,9 +291,50 @@ STEADY = [0.01] * 1000
 def test_a_step_is_judged_by_its_own_requests(before: list[float], since: list[float], *, passes: bool) -> None:
     now = at(0)
     one = Shifting(0, answered(STEADY), answered(before), now, now, now)
-    found = judged(MigrationRule(steps=STEPS), one, answered(STEADY * 2), answered(before + since), Seconds(2.0))
+    found = judged(MigrationRule(steps=STEPS), one, answered(STEADY * 2), answered(before + since), None, Seconds(2.0))
     assert found.passed == passes
     assert found.target.requests == len(since)
+
+
+@pytest.mark.parametrize(
+    ("chosen_s", "way_s", "shown_s", "passes"),
+    [
+        (0.04, 0.0, 0.03, True),  # as slow as it was chosen to be, and fifteen times as slow as the old one
+        (0.04, 0.0, 0.13, False),  # slower than anybody thought
+        (0.04, 0.03, 0.025, True),  # what crosses is expected with its way, and read without
+        (0.04, 0.03, 0.04, False),
+        (math.nan, 0.0, 0.03, False),  # nobody knew: the old one is the measure
+        (0.001, 0.0, 0.0055, True),  # faster than the old one, it was thought: the old one is the measure
+        (0.001, 0.0, 0.03, False),
+    ],
+)
+def test_what_was_chosen_slower_may_be_slower(chosen_s: float, way_s: float, shown_s: float, *, passes: bool) -> None:
+    now = at(0)
+    one = Shifting(0, answered([0.002] * 1000), Figures(), now, now, now)
+    chosen = Expected(Service(0.001), Service(chosen_s), 0.0, Bytes(0), Seconds(0.0))
+    target = replace(answered([shown_s + way_s] * 100), way_s=way_s)
+    found = judged(MigrationRule(steps=STEPS), one, answered([0.002] * 2000), target, chosen, Seconds(2.0))
+    assert found.passed == passes
+    assert found.source.p95_s == pytest.approx(0.002, rel=0.05), "a reading is what was seen"
+
+
+@pytest.mark.parametrize(
+    ("cause", "model", "trips"),
+    [
+        (Cause.DRAIN, DIGEST, False),
+        (Cause.DRAIN, SMALL, False),  # a variant that the policy allows
+        (Cause.DOCUMENTS, DIGEST, False),  # a policy that prefers another place
+        (Cause.DOCUMENTS, SMALL, True),
+    ],
+)
+def test_a_new_version_is_held_to_the_old_one_alone(cause: Cause, model: str, *, trips: bool) -> None:
+    chosen = Expected(Service(0.01), Service(0.05), 0.0, Bytes(0), Seconds(0.0))
+    moving = replace(shifting(), cause=cause, target=replace(TARGET, model=model), expected=chosen)
+    target = observed(requests=100, p95=0.05, verdict=verdict())
+    after, _ = step(moving, scene(target, observed(requests=300, p95=0.01)), at(5), WALL)
+    assert isinstance(after.state, RollingBack) == trips
+    if isinstance(after.state, RollingBack):
+        assert after.state.refusal.asked.endswith("3 x 0.00987 s"), "as its bin of latencies says"
 
 
 def test_a_node_that_counts_no_latencies_is_judged_by_its_errors_alone() -> None:
@@ -298,15 +342,15 @@ def test_a_node_that_counts_no_latencies_is_judged_by_its_errors_alone() -> None
     now = at(0)
     one = Shifting(0, answered(STEADY), Figures(), now, now, now)
     rule, after = MigrationRule(steps=STEPS), answered(STEADY * 2)
-    assert judged(rule, one, after, Figures(200), Seconds(2.0)).passed
-    assert not judged(rule, one, after, Figures(200, 20), Seconds(2.0)).passed
+    assert judged(rule, one, after, Figures(200), None, Seconds(2.0)).passed
+    assert not judged(rule, one, after, Figures(200, 20), None, Seconds(2.0)).passed
 
 
 def test_a_replica_that_began_anew_and_fails_is_seen_to() -> None:
     """Its worker was killed in the step: it has answered nothing since."""
     now = at(0)
     one = Shifting(0, answered(STEADY), answered([0.01] * 100), now, now, now)
-    found = judged(MigrationRule(steps=STEPS), one, answered(STEADY * 2), Figures(30, 30), Seconds(2.0))
+    found = judged(MigrationRule(steps=STEPS), one, answered(STEADY * 2), Figures(30, 30), None, Seconds(2.0))
     assert (found.passed, found.target.errors) == (False, 30)
 
 

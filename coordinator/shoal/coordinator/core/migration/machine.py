@@ -7,7 +7,7 @@ done here: what a state wants of the region is told by `moves.move_of`, and is t
 from dataclasses import replace
 from typing import Final
 
-from shoal.coordinator.core.migration.guard import counted, judged, tripped
+from shoal.coordinator.core.migration.guard import chosen_with, counted, judged, measure_s, tripped
 from shoal.coordinator.core.migration.model import (
     HELD_ANEW,
     Aborted,
@@ -225,7 +225,8 @@ def _shifting(
     if observed is None or observed.phase is not Phase.READY or not seen.target.seen:
         return migration, ()
     held_s = now - state.since
-    reading = judged(migration.rule, state, counted(seen.source), counted(seen.target), held_s)
+    chosen = chosen_with(migration)
+    reading = judged(migration.rule, state, counted(seen.source), counted(seen.target), chosen, held_s)
     whole_from = None if seen.counts_since is None else Elapsed(seen.counts_since + limits.settle_s)
     is_whole = whole_from is not None and state.since >= whole_from
     due = is_whole and now >= state.due
@@ -234,9 +235,8 @@ def _shifting(
         found = (
             f"{reading.target.errors} of {reading.target.requests} requests failed, p95 {reading.target.p95_s:.3g} s"
         )
-        asked = (
-            f"at most {migration.rule.guard_errors:.3%}, {migration.rule.guard_p95:g} x {reading.source.p95_s:.3g} s"
-        )
+        measure = measure_s(reading.source, reading.target, chosen)
+        asked = f"at most {migration.rule.guard_errors:.3%}, {migration.rule.guard_p95:g} x {measure:.3g} s"
         return _back(read, Refusal(Code.GUARD_TRIPPED, found, asked), now, wall, limits)
     if not is_whole and whole_from is not None and now >= whole_from:
         return _shift_again(migration, state, seen, now, wall, limits)
