@@ -21,6 +21,10 @@ HERE = "test"
 CHAIN = ("inet", "shoal", "forward")
 DELAYED = "100"
 """The router's table for what has not been delayed yet."""
+CONGESTION_CONTROL = "cubic"
+"""Linux's own. Under `bbr` (version 1), which some machines have, a connection that never fills its road lets no more
+than four packets onto it for 200 ms and a round trip, every ten seconds, to measure it (ProbeRTT in Cardwell et al.,
+BBR: Congestion-Based Congestion Control, 2016): over 100 ms what is asked then takes two or three times as long."""
 _NUMBERED = itertools.count()
 """One process may have several at a time."""
 
@@ -113,10 +117,11 @@ class Network:
                 subprocess.run(undo, capture_output=True, check=False)
 
     @contextlib.contextmanager
-    def slow(self, delay_s: float) -> Iterator[None]:
-        """Every packet between two machines takes so much longer, each way, and what a process takes to carry it."""
+    def slow(self, delay_s: float, before: Sequence[str] = ()) -> Iterator[None]:
+        """Every packet between two machines takes so much longer, each way, and what a process takes to carry it.
+        before: what that one's command line begins with."""
         legs = [f"r{number}" for number in self._numbers.values()]
-        with delay.carrier(("ip", "netns", "exec", self._router), delay_s):
+        with delay.carrier((*before, "ip", "netns", "exec", self._router), delay_s):
             try:
                 self._ip("-n", self._router, "route", "add", "default", "dev", delay.DEVICE, "table", DELAYED)
                 for leg in legs:
@@ -158,7 +163,8 @@ class Network:
             self._ip("-n", self._router, "link", "set", there, "up")
             self._ip(*where, "addr", "add", f"{self.address(name)}/30", "dev", here)
             self._ip(*where, "link", "set", here, "up")
-            self._ip(*where, "route", "add", f"{self._subnet}.0/24", "via", gateway)
+            road = ("route", "add", f"{self._subnet}.0/24", "via", gateway, "congctl", CONGESTION_CONTROL)
+            self._ip(*where, *road)
         self._nft("add", "table", "inet", "shoal")
         self._nft("add", "chain", *CHAIN, "{ type filter hook forward priority 0; }")
 

@@ -13,6 +13,7 @@ from harness.crafted import digest_of
 from harness.oip import GrpcClient, RestClient
 from harness.pki import Authority, Files
 from shoal.agent.clock import SystemClock
+from shoal.agent.core.routing import Limits
 from shoal.agent.dataplane.control import FrontConfig
 from shoal.agent.dataplane.process import FrontProcess
 from shoal.agent.ports import Keeper, LocalWorker, Witness, WorkerExited, WorkerFailed, WorkerReady
@@ -53,6 +54,7 @@ class Node:
     host: str = "127.0.0.1"
     before: tuple[str, ...] = ()
     """What its front's command line begins with: how it comes onto the machine of `host`."""
+    limits: Limits = field(default_factory=Limits)
     models: dict[str, WorkloadKey] = field(default_factory=dict)
     exits: list[WorkerExited] = field(default_factory=list)
     _ready: dict[str, asyncio.Future[WorkerReady]] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Node:
             key=str(self.files.key),
             authority=str(self.files.authority),
             run_dir=str(self.folder),
+            limits=self.limits,
         )
         self.front = FrontProcess(self.config, (*self.before, *FRONT), SystemClock())
 

@@ -45,6 +45,10 @@ ROAD: Final = replace(PEER, stuck_s=30.0)
 """Of requests between fronts: on a narrow road a ping waits behind megabytes, for as long as they take, and grpc counts
 nothing but its answer. A road that breaks is found by what its end does not acknowledge; a peer that is stopped, whose
 kernel acknowledges, by signs of life on a connection of its own."""
+WIDE: Final = replace(ROAD, lost_s=30.0)
+"""Of large requests, on a connection of their own: they fill a narrow road until it drops what they send, and again as
+it is sent again, so that nothing is acknowledged for longer than a road that broke takes to be found. That it broke,
+signs of life tell here too."""
 LIFE: Final = replace(PEER, stuck_s=0.6, idle=True)
 LIFE_AFAR: Final = replace(LIFE, lost_s=1.5, stuck_s=1.5)
 """Of the connection that carries nothing but pings, inside a region and to another: they wait for what the road itself

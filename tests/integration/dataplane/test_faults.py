@@ -431,6 +431,23 @@ async def test_an_adopted_front_that_ends_before_anything_was_configured_is_foll
         await node.stop()
 
 
+async def test_what_is_to_be_told_to_a_front_that_is_ended_is_refused(tmp_path: Path, authority: Authority) -> None:
+    """A supervisor that is told to stop as its desired set comes configures while it closes. It must end all the same:
+    what it does not expect would leave front and workers behind."""
+    node = Node("n1", authority, tmp_path / "n1")
+    try:
+        await node.start()
+        await node.front.configure((), ())
+        ending = asyncio.create_task(node.front.close(keep=False))
+        await until(lambda: node.front.pid is None, 20, "it is ended")
+        with pytest.raises(ShoalError) as refused:
+            await node.front.configure((), ())
+        assert refused.value.code is Code.REPLICA_UNREACHABLE
+        await ending
+    finally:
+        await node.stop()
+
+
 async def test_an_orphan_ends_itself(tmp_path: Path, authority: Authority) -> None:
     node = Node("n1", authority, tmp_path / "n1")
     node.config = replace(node.config, orphan_after_s=0.5)
@@ -562,9 +579,9 @@ async def test_identities_end_on_open_connections_and_tokens_count(
 async def test_what_cannot_wait_is_told_when_to_come_back(
     tmp_path: Path, authority: Authority, relu_file: Path
 ) -> None:
-    node = Node("n1", authority, tmp_path / "n1")
+    node = Node("n1", authority, tmp_path / "n1", limits=Limits(per_replica=4))
     (metrics_port,) = free_ports(1)
-    node.config = replace(node.config, limits=Limits(per_replica=4), metrics_port=metrics_port)
+    node.config = replace(node.config, metrics_port=metrics_port)
     node.front = FrontProcess(node.config, FRONT, SystemClock())
     operator = authority.issue(Role.OPERATOR, "ops")
     client: GrpcClient | None = None

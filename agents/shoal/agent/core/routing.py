@@ -23,6 +23,12 @@ LATE_LIMIT: Final = 3
 """Deadlines missed in a row after which a replica counts as failed: one that hangs refuses nothing."""
 SERVICE_SHARE: Final = 0.2
 """Weight of the newest request in the moving estimate of a replica's service time."""
+APART_SHARE: Final = 0.05
+"""As small in that of how far answers are apart: over a long road they come in bunches."""
+APART_CAP_S: Final = 0.1
+"""Answers are never taken to be further apart: a pause of hours says nothing about the load that comes after it."""
+LEAST_APART_S: Final = 1e-4
+"""Nor closer: several may come within one tick of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,8 @@ class Health:
     """How one replica has behaved towards this front.
 
     outstanding: requests sent and not yet ended. failures: in a row. service_s: estimated seconds of work for one
-    request, None before the first answer.
+    request, None before the first answer. road_s: there and back, without work. answered_at: the newest answer.
+    apart_s: estimated seconds from one answer to the next.
     """
 
     outstanding: int = 0
@@ -38,6 +45,9 @@ class Health:
     late: int = 0
     ejected_until: Elapsed | None = None
     service_s: Seconds | None = None
+    road_s: Seconds = Seconds(0.0)
+    answered_at: Elapsed | None = None
+    apart_s: Seconds = Seconds(APART_CAP_S)
 
 
 class Fault(Enum):
@@ -75,13 +85,13 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests, those
-    on a long road to it included; as many as a worker's queue takes.
-    per_gateway: for each gateway on the way to another region: how many replicas there are behind it is not known here.
+    """How much may wait at one front. per_replica: requests of a workload for each replica that takes requests; as many
+    as a worker's queue takes. Those on a long road to it are besides, up to per_way in all.
+    per_way: for each gateway on the way to another region: how many replicas there are behind it is not known here.
     """
 
     per_replica: int = 128
-    per_gateway: int = 512
+    per_way: int = 512
     per_tenant: int = 1024
     total_bytes: int = 512 * 2**20
 
@@ -240,13 +250,19 @@ def withdrawn(health: Health) -> Health:
     return replace(health, outstanding=health.outstanding - 1)
 
 
-def answered(health: Health, latency_s: Seconds, ahead: int) -> Health:
+def answered(health: Health, latency_s: Seconds, ahead: int, now: Elapsed, road_s: Seconds = Seconds(0.0)) -> Health:
     """ahead: what was outstanding there when the request was sent. A replica that works on one request at a time, or
-    shares itself among all, took latency / (ahead + 1) for each."""
-    newest = latency_s / (ahead + 1)
-    known = health.service_s
-    service = newest if known is None else known + SERVICE_SHARE * (newest - known)
-    return Health(outstanding=health.outstanding - 1, service_s=Seconds(service))
+    shares itself among all, took (latency - road) / (ahead + 1) for each; more than that as far as they were on the
+    road."""
+    newest = max(latency_s - road_s, 0.0) / (ahead + 1)
+    apart = APART_CAP_S if health.answered_at is None else min(now - health.answered_at, APART_CAP_S)
+    return Health(
+        outstanding=health.outstanding - 1,
+        service_s=Seconds(newest if health.service_s is None else _moved(health.service_s, newest, SERVICE_SHARE)),
+        road_s=road_s,
+        answered_at=now,
+        apart_s=Seconds(_moved(health.apart_s, apart, APART_SHARE)),
+    )
 
 
 def failed(health: Health, name: str, fault: Fault, now: Elapsed) -> Health:
@@ -280,7 +296,7 @@ def admit(
         return Turned(_nowhere(route), Seconds(1.0))
     waits = [_wait(health.get(replica.assignment, WELL)) for replica in replicas]
     soonest = min(waits)
-    room = sum(limits.per_gateway if _leads_away(each) else limits.per_replica for each in replicas)
+    room = sum(_room(each, health.get(each.assignment, WELL), limits) for each in replicas)
     if load.workload >= room:
         return _overloaded(f"{load.workload} requests of {route.workload} wait", f"at most {room}", soonest)
     if load.tenant >= limits.per_tenant:
@@ -365,8 +381,16 @@ def _takes(health: Health, now: Elapsed) -> bool:
     return now >= health.ejected_until and health.outstanding == 0
 
 
-def _leads_away(endpoint: Endpoint) -> bool:
-    return endpoint.kind is EndpointKind.GATEWAY
+def _room(endpoint: Endpoint, health: Health, limits: Limits) -> int:
+    """On the road are as many as are answered in the time that it takes (Little's law)."""
+    if endpoint.kind is EndpointKind.GATEWAY:
+        return limits.per_way
+    on_the_road = math.floor(health.road_s / max(health.apart_s, LEAST_APART_S))
+    return max(limits.per_replica, min(limits.per_way, limits.per_replica + on_the_road))
+
+
+def _moved(known: float, newest: float, share: float) -> float:
+    return known + share * (newest - known)
 
 
 def _crowd(endpoint: Endpoint, health: Mapping[str, Health]) -> float:
@@ -377,7 +401,7 @@ def _wait(health: Health) -> Seconds:
     """Until a request sent now would be answered. An idle replica is always tried: an old estimate may be wrong."""
     if health.outstanding == 0 or health.service_s is None:
         return Seconds(0.0)
-    return Seconds(health.service_s * (health.outstanding + 1))
+    return Seconds(health.road_s + health.service_s * (health.outstanding + 1))
 
 
 def _drawn(endpoints: Sequence[Endpoint], unit: float) -> Endpoint:

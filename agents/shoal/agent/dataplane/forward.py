@@ -8,6 +8,7 @@ import asyncio
 import errno
 import json
 import os
+from collections import deque
 from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -55,6 +56,15 @@ REGION_OPENS_S: Final = 1.5
 """As long for the way to another region, which may be on the other side of the world."""
 REGION_BACK_S: Final = 5.0
 """And as long for the pings' connection to come back there, over a road that large requests fill."""
+LONGEST_BACK_S: Final = 5.0
+"""As long at the most inside a region, where large requests have been under way for long."""
+TIMED_EVERY_S: Final = 15.0
+TIMES: Final = 8
+"""A road takes the least of so many times measured: it may have got longer; how busy who answers was is no road."""
+TIMED_WITHIN_S: Final = 5.0
+LARGE_BYTES: Final = 64 * 2**10
+"""From here on a request is large: as much as may be under way before the other side says that it takes more (RFC 9113,
+section 6.9.2: 65,535 bytes)."""
 _OPENING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _UNCONNECTED: Final = ("failed to connect", "errors resolving", "DNS resolution failed")
 """What grpc says, at the beginning, of a call that did not leave for want of a connection."""
@@ -198,23 +208,44 @@ class _Way:
 
 
 class _Road:
-    """To one peer: requests and answers on one channel, pings on another, where they wait behind none of those."""
+    """To one peer: requests and answers on one channel, large ones on another, and pings on a third, where they wait
+    behind none of those. Each connects when first used."""
 
-    def __init__(self, data: grpc.aio.Channel, life: grpc.aio.Channel, back_s: Seconds) -> None:
-        """back_s: how long the pings' connection may be away before its peer counts as silent."""
+    def __init__(
+        self, data: grpc.aio.Channel, large: grpc.aio.Channel, life: grpc.aio.Channel, back_s: Seconds
+    ) -> None:  # fmt: skip
+        """back_s: how long the pings' connection may be away before its peer counts as silent; and as long again as the
+        oldest large call inside has been under way, which would begin anew elsewhere, but no longer than
+        `LONGEST_BACK_S`."""
         self.data = data
+        self.large = large
         self.silent = False
         """Its peer answers no ping: another road must open before anything is sent there."""
         self._life = life
         self._back_s = back_s
+        self._times: deque[float] = deque(maxlen=TIMES)
         self._calls: set[grpc.aio.UnaryUnaryCall[bytes, bytes]] = set()
+        self._since: dict[grpc.aio.UnaryUnaryCall[bytes, bytes], float] = {}
+        """Of the large ones among them. What else is under way for long fills no road."""
         self._given_up: set[grpc.aio.UnaryUnaryCall[bytes, bytes]] = set()
         self._watching = asyncio.create_task(self._watch())
+        self._timing = asyncio.create_task(self._time())
+
+    @property
+    def seconds(self) -> Seconds:
+        """There and back, with nothing asked of the peer; 0 before it was measured."""
+        return Seconds(min(self._times, default=0.0))
+
+    def channel(self, request: bytes) -> grpc.aio.Channel:
+        return self.large if len(request) >= LARGE_BYTES else self.data
 
     async def call(self, path: str, request: bytes, left_s: Seconds, said: tuple[tuple[str, str], ...]) -> bytes:
         """Raises AttemptFailed."""
-        call = self.data.unary_unary(path, None, None)(request, timeout=left_s, metadata=said)
+        channel = self.channel(request)
+        call = channel.unary_unary(path, None, None)(request, timeout=left_s, metadata=said)
         self._calls.add(call)
+        if channel is self.large:
+            self._since[call] = asyncio.get_running_loop().time()
         try:
             answer: bytes = await call
         except grpc.aio.AioRpcError as error:
@@ -227,15 +258,17 @@ class _Road:
             raise AttemptFailed(refusal, sent=True) from error
         finally:
             self._calls.discard(call)
+            self._since.pop(call, None)
             self._given_up.discard(call)
         return answer
 
     async def close(self, grace_s: float | None) -> None:
         """Of calls inside."""
         try:
-            await self.data.close(grace_s)
+            await asyncio.gather(self.data.close(grace_s), self.large.close(grace_s))
         finally:
             self._watching.cancel()
+            self._timing.cancel()
             await self._life.close(None)
 
     async def _watch(self) -> None:
@@ -245,13 +278,31 @@ class _Road:
             while not self.silent:
                 await self._life.wait_for_state_change(grpc.ChannelConnectivity.READY)
                 try:
-                    async with asyncio.timeout(self._back_s):
+                    async with asyncio.timeout(self._patience_s()):
                         await self._until_open()
                 except TimeoutError:
                     self.silent = True
+            self._timing.cancel()  # else it would go on opening a way that nobody takes any more
             for call in tuple(self._calls):
                 self._given_up.add(call)
                 call.cancel()
+
+    def _patience_s(self) -> float:
+        now = asyncio.get_running_loop().time()
+        under_way_s = max((now - since for since in self._since.values()), default=0.0)
+        return max(self._back_s, min(self._back_s + under_way_s, LONGEST_BACK_S))
+
+    async def _time(self) -> None:
+        """Again and again, for as long as its peer answers."""
+        loop = asyncio.get_running_loop()
+        with suppress(grpc.aio.UsageError):  # it was closed
+            while True:
+                await self._until_open()
+                ask, started = self._life.unary_unary(f"/{SERVICE}/ServerLive", None, None), loop.time()
+                with suppress(grpc.aio.AioRpcError):
+                    await ask(b"", timeout=TIMED_WITHIN_S)
+                    self._times.append(loop.time() - started)
+                await asyncio.sleep(TIMED_EVERY_S)
 
     async def _until_open(self) -> None:
         while (state := self._life.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -280,7 +331,9 @@ class Peers:
         for endpoint in remote.values():
             if endpoint.region:
                 with suppress(AttemptFailed):
-                    self._road(endpoint).data.get_state(try_to_connect=True)
+                    road = self._road(endpoint)
+                    road.data.get_state(try_to_connect=True)
+                    road.large.get_state(try_to_connect=True)
 
     def is_opening(self, endpoint: Endpoint) -> bool:
         """Whether a request would have to wait for the way there; it begins to open. Of a worker here there is none,
@@ -290,6 +343,11 @@ class Peers:
         with suppress(AttemptFailed):
             return self._road(endpoint).data.get_state(try_to_connect=True) in _OPENING
         return False
+
+    def road_s(self, endpoint: Endpoint) -> Seconds:
+        """There and back; 0 where it is not known, and on this node."""
+        road = None if endpoint.kind is EndpointKind.LOCAL else self._roads.get(self._key(endpoint))
+        return Seconds(0.0) if road is None else road.seconds
 
     async def infer(self, endpoint: Endpoint, request: bytes, errand: Errand) -> bytes:
         """Raises AttemptFailed."""
@@ -318,14 +376,14 @@ class Peers:
     async def _call(
         self, endpoint: Endpoint, path: str, request: bytes, left_s: Seconds, said: tuple[tuple[str, str], ...]
     ) -> bytes:
-        return await (await self._way(endpoint)).call(path, request, left_s, said)
+        return await (await self._way(endpoint, request)).call(path, request, left_s, said)
 
-    async def _way(self, endpoint: Endpoint) -> _Road:
-        """An open road, or one that says why it is not. Raises AttemptFailed."""
+    async def _way(self, endpoint: Endpoint, request: bytes) -> _Road:
+        """A road that is open for it, or one that says why it is not. Raises AttemptFailed."""
         while True:
             road = self._road(endpoint)
             with suppress(grpc.aio.UsageError):  # it was left meanwhile
-                await _open(road.data, REGION_OPENS_S if endpoint.region else WAY_OPENS_S)
+                await _open(road.channel(request), REGION_OPENS_S if endpoint.region else WAY_OPENS_S)
             if self._roads.get(self._key(endpoint)) is road and not road.silent:
                 return road
 
@@ -341,12 +399,12 @@ class Peers:
                 found = f"{endpoint.node} of {endpoint.region}, which no agreement names"
                 raise AttemptFailed(Refusal(Code.CERT_UNTRUSTED, found, "its region's authorities"), sent=False)
             credentials = grpc.ssl_channel_credentials(key.roots or authority, private_key, certificate)
-            patiences = limits.ROAD, limits.LIFE_AFAR if endpoint.region else limits.LIFE
+            patiences = limits.ROAD, limits.WIDE, limits.LIFE_AFAR if endpoint.region else limits.LIFE
             try:
                 target = target_of_peer(key.address) if endpoint.region else key.address
             except ShoalError as denied:
                 raise AttemptFailed(denied.refusal, sent=False) from denied
-            data, life = (
+            data, large, life = (
                 grpc.aio.secure_channel(
                     target,
                     credentials,
@@ -354,7 +412,7 @@ class Peers:
                 )
                 for patience in patiences
             )
-            road = _Road(data, life, Seconds(REGION_BACK_S if endpoint.region else WAY_OPENS_S))
+            road = _Road(data, large, life, Seconds(REGION_BACK_S if endpoint.region else WAY_OPENS_S))
             self._roads[key] = road
         return road
 

@@ -454,7 +454,8 @@ class DataPlane:
                 self._captures.note(name, request)
             else:
                 answer = await self._peers.infer(endpoint, request, errand)
-            outcome = seconds = Seconds(self._clock.now() - start)
+            now = self._clock.now()
+            outcome = seconds = Seconds(now - start)
             code = None
         except AttemptFailed as error:
             code = error.code
@@ -478,7 +479,8 @@ class DataPlane:
                 self._meter.crossed(endpoint.agreement, endpoint.region, outcome)
             elif flight.key in self._agreements:
                 self._meter.crossed(home_side(self._agreements[flight.key]), self._settings.region, outcome)
-        self._health[name] = routing.answered(self._health[name], seconds, before.outstanding)
+        road = self._peers.road_s(endpoint)
+        self._health[name] = routing.answered(self._health[name], seconds, before.outstanding, now, road)
         if len(answer) > MAX_MESSAGE:
             raise reading.too_large(f"an answer of {len(answer)} bytes", MAX_MESSAGE)
         return answer

@@ -204,7 +204,7 @@ def test_an_ejected_replica_is_probed_back_with_one_request() -> None:
     assert seen == {"a", "b"}
     probing = {"a": routing.sent(bad)}
     assert {picked(routing.choose(where, probing, set(), set(), "", later, n)) for n in range(50)} == {"b"}
-    well = routing.answered(routing.sent(bad), Seconds(0.1), 0)
+    well = routing.answered(routing.sent(bad), Seconds(0.1), 0, later)
     assert (well.failures, well.ejected_until, well.outstanding) == (0, None, 0)
 
 
@@ -320,7 +320,7 @@ def test_what_may_wait() -> None:
 
 def test_more_may_wait_for_another_region_whose_replicas_are_not_seen_here() -> None:
     way = replace(endpoint("a"), kind=EndpointKind.GATEWAY, region="east", agreement="ag-1")
-    limits = replace(TIGHT, per_gateway=9, per_tenant=100)
+    limits = replace(TIGHT, per_way=9, per_tenant=100)
     for load, expected in ((12, None), (13, Code.OVERLOADED)):
         turned = routing.admit(
             route(way, endpoint("b")), {}, set(), Load(load, 0, Bytes(0)), Seconds(1.0), Bytes(1), limits, NOW
@@ -340,6 +340,40 @@ def test_what_cannot_be_met_in_time_is_refused_at_once() -> None:
     assert admit(EMPTY, left_s=1.0, a=idle, b=idle) is None, "an old estimate never locks a replica out"
 
 
+def afar(road_s: float, rate: float, waiting: int) -> Health:
+    """As a front knows a replica that has answered `rate` a second for long, with `waiting` in its queue each time."""
+    health, ahead = Health(outstanding=1), int(road_s * rate) + waiting
+    for n in range(400):
+        latency, now = road_s + (waiting + 1) / rate, Elapsed(NOW + n / rate)
+        health = replace(routing.answered(health, Seconds(latency), ahead, now, Seconds(road_s)), outstanding=1)
+    return replace(health, outstanding=ahead)
+
+
+def test_those_on_a_long_road_take_nobody_s_place_in_the_queue() -> None:
+    limits = Limits(per_replica=128, per_way=512, per_tenant=10_000)
+    where = route(endpoint("a"))
+
+    def turned(waiting: int, road_s: float) -> bool:
+        health = afar(road_s, 350.0, waiting)
+        load = Load(health.outstanding, 0, Bytes(0))
+        return routing.admit(where, {"a": health}, set(), load, Seconds(2.0), Bytes(1), limits, NOW) is not None
+
+    for road_s in (0.002, 0.03, 0.1, 0.3):
+        assert not turned(120, road_s), road_s
+        assert turned(130, road_s), road_s
+    assert not turned(127, 0.0)
+    assert turned(128, 0.0)
+
+
+def test_a_burst_over_a_long_road_is_not_taken_for_a_long_queue() -> None:
+    alone = routing.answered(Health(outstanding=1), Seconds(0.105), 0, NOW, Seconds(0.1))
+    crowded = replace(alone, outstanding=40)
+    turned = routing.admit(
+        route(endpoint("a")), {"a": crowded}, set(), Load(40, 0, Bytes(0)), Seconds(1.0), Bytes(1), Limits(), NOW
+    )
+    assert turned is None
+
+
 def test_nobody_serves_it() -> None:
     waiting = route(code="MEMORY_SHORT", reason="12 MiB free, 40 MiB needed")
     turned = routing.admit(waiting, {}, set(), EMPTY, Seconds(1.0), Bytes(1), TIGHT, NOW)
@@ -352,7 +386,7 @@ def test_nobody_serves_it() -> None:
 def test_service_time_is_learnt_from_answers() -> None:
     health = Health()
     for _ in range(30):
-        health = routing.answered(routing.sent(health), Seconds(0.4), 3)
+        health = routing.answered(routing.sent(health), Seconds(0.4), 3, NOW)
     assert health.service_s == pytest.approx(0.1)
 
 

@@ -14,7 +14,7 @@ from shoal.inference import open_inference_pb2 as oip
 from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Elapsed, Wall
+from shoal.types.units import Elapsed, Seconds, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire.identity import Identity
 
@@ -46,6 +46,9 @@ class Node:
 
     def is_opening(self, endpoint: Endpoint) -> bool:
         return False
+
+    def road_s(self, endpoint: Endpoint) -> Seconds:
+        return Seconds(0.0)
 
     async def metadata(self, assignment: str, errand: Errand) -> oip.ModelMetadataResponse:
         spec = oip.ModelMetadataResponse.TensorMetadata(name="s", datatype="UINT8", shape=[1])

@@ -23,7 +23,7 @@ from shoal.types.device import Role
 from shoal.types.link import SpansAsked
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
 from shoal.types.trace import Span, SpanKind, TraceParent, read_traceparent
-from shoal.types.units import Wall
+from shoal.types.units import Seconds, Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire.identity import Identity
 
@@ -59,6 +59,9 @@ class Node:
 
     def is_opening(self, endpoint: Endpoint) -> bool:
         return False
+
+    def road_s(self, endpoint: Endpoint) -> Seconds:
+        return Seconds(0.0)
 
     async def infer(self, at: str | Endpoint, request: bytes, errand: Errand) -> bytes:
         self.errands.append(errand)
