@@ -52,9 +52,16 @@ class Authority:
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(
-        self, role: Role, name: str, *, valid_s: float = 3600.0, region: str = "", uris: tuple[str, ...] | None = None
+        self,
+        role: Role,
+        name: str,
+        *,
+        begins_s: float = -3600.0,
+        valid_s: float = 3600.0,
+        region: str = "",
+        uris: tuple[str, ...] | None = None,
     ) -> Files:
-        """A certificate from an hour ago until `valid_s` from now."""
+        """A certificate from `begins_s` from now (an hour ago) until `valid_s` from now."""
         region = region or self.region
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
@@ -68,7 +75,7 @@ class Authority:
             x509.IPAddress(ipaddress.IPv4Address("127.0.0.1")),
         ]
         certificate = (
-            self._builder(subject, key.public_key(), -3600.0, valid_s)
+            self._builder(subject, key.public_key(), begins_s, valid_s)
             .add_extension(x509.SubjectAlternativeName(names), critical=True)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .sign(self._key, hashes.SHA256())

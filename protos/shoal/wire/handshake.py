@@ -17,8 +17,11 @@ from shoal.types.units import Wall
 from shoal.wire.identity import check_validity, identity_of_pem
 
 HANDSHAKE_S: Final = 5.0
-_EXPIRED: Final = 10
-"""X509_V_ERR_CERT_HAS_EXPIRED"""
+_OF_DATES: Final = {
+    9: (Code.CERT_NOT_YET_VALID, "set the clock of that machine, or of this one"),
+    10: (Code.CERT_EXPIRED, "renew that server's certificate"),
+}
+"""By X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL's x509_vfy.h: what to say."""
 
 
 class PemFiles(Protocol):
@@ -49,7 +52,8 @@ def check_own(files: PemFiles, wall: Wall) -> None:
 def check_peer(files: PemFiles, address: str, server_name: str) -> None:
     """Shakes hands with the gRPC server at `address` (host:port), which must show `server_name`.
 
-    Raises ShoalError(CERT_EXPIRED | CERT_UNTRUSTED), OSError when nobody answers or it hung up without a reason.
+    Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED), OSError when nobody answers or it hung up
+    without a reason.
     """
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(files.ca))
@@ -69,15 +73,13 @@ def check_peer(files: PemFiles, address: str, server_name: str) -> None:
 
 
 def raise_fault(cause: ssl.SSLError, address: str) -> None:
-    """Raises ShoalError(CERT_EXPIRED | CERT_UNTRUSTED) when the error was about a certificate, theirs or ours."""
+    """Raises ShoalError(CERT_EXPIRED | CERT_NOT_YET_VALID | CERT_UNTRUSTED) when the error was about a certificate,
+    theirs or ours."""
     if isinstance(cause, ssl.SSLCertVerificationError):
-        expired = cause.verify_code == _EXPIRED
-        raise refuse(
-            Code.CERT_EXPIRED if expired else Code.CERT_UNTRUSTED,
-            f"the certificate of {address}: {cause.verify_message}",
-            "a server of this region",
-            "renew that server's certificate" if expired else "check the address, or enrol again",
-        ) from cause
+        untrusted = Code.CERT_UNTRUSTED, "check the address, or enrol again"
+        code, remedy = _OF_DATES.get(cause.verify_code, untrusted)
+        found = f"the certificate of {address}: {cause.verify_message}"
+        raise refuse(code, found, "a server of this region", remedy) from cause
     reason = cause.reason or str(cause)
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
         raise refuse(

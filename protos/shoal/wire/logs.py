@@ -43,7 +43,8 @@ def configure(level: str = "info", *, keep: Path | None = None, **always: str) -
             structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr(Kept(keep) if keep is not None else None))),
+        # A line and its end by one write: another process may have the same stderr.
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Stderr(Kept(keep) if keep is not None else None))),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_ToStructlog()], level=max(least, logging.WARNING), force=True)

@@ -46,7 +46,7 @@ async def open_client(
     """Connected to the broker at `address` (host:port); end it with `close_client`.
 
     in_flight: messages that may wait for the broker's acknowledgement at once. queue: takes the messages that come.
-    Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_UNTRUSTED | CERT_EXPIRED | UNAUTHENTICATED).
+    Raises ShoalError(COORDINATOR_UNREACHABLE | CERT_UNTRUSTED | CERT_EXPIRED | CERT_NOT_YET_VALID | UNAUTHENTICATED).
     """
     host, _, port = address.rpartition(":")
     try:

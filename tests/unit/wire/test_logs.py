@@ -1,6 +1,7 @@
 """A50, in one process: whatever is logged, by whomever, is one line that a terminal shows as text."""
 
 import json
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -69,3 +70,21 @@ def test_a50_one_event_is_one_line() -> None:
     assert told[4]["text"].endswith("of 1000000 characters")
     assert "RuntimeError" in told[5]["exception"]
     assert "KeyError" in told[6]["exception"]
+
+
+def test_a_line_and_its_end_are_one_write() -> None:
+    """A supervisor, its front and its workers have one stderr: the line of another must not come between."""
+    program = """
+import structlog
+from shoal.wire import logs
+logs.configure(process="test")
+for number in range(3):
+    structlog.get_logger().info("told", number=number)
+"""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", program], stderr=theirs.fileno(), timeout=60, check=True)
+        ours.setblocking(False)
+        writes = [ours.recv(65536) for _ in range(3)]
+    assert [json.loads(each)["number"] for each in writes] == [0, 1, 2]
+    assert all(each.endswith(b"}\n") for each in writes)
