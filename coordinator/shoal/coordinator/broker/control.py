@@ -58,6 +58,8 @@ class BrokerControl:
         self._expelled: set[str] = set()
         self._changed = asyncio.Event()
         self._settled = False
+        self._lost = ""
+        """Why, last said; once settled again it is news."""
 
     @property
     def settled(self) -> bool:
@@ -87,14 +89,13 @@ class BrokerControl:
 
     async def run(self) -> None:
         """Until cancelled; a broker that is away is waited for."""
-        told = ""
         while True:
             try:
                 await self._session()
             except (aiomqtt.MqttError, OSError, ShoalError) as error:
-                if self._settled or str(error) != told:
+                if str(error) != self._lost:
                     log.warning("broker lost", address=self._address, error=str(error))
-                told = str(error)
+                self._lost = str(error)
             except Exception:
                 log.exception("the broker answers what no broker should", address=self._address)
             self._settled = False
@@ -124,6 +125,7 @@ class BrokerControl:
         log.info("broker follows", address=self._address, nodes=len(held))
         while True:
             self._changed.clear()
+            self._settled = False
             wanted = frozenset(self._wanted)
             expelled, self._expelled = self._expelled, set()
             keep = {node for node, sound in held.items() if sound} & wanted - expelled
@@ -133,7 +135,7 @@ class BrokerControl:
                 self._expelled |= expelled
                 raise
             held = dict.fromkeys(wanted, True)
-            self._settled = not self._changed.is_set()
+            self._settled, self._lost = not self._changed.is_set(), ""
             if self._keep is not None and self._settled:
                 await asyncio.to_thread(self._keep, self._region, wanted)
             await self._changed.wait()
