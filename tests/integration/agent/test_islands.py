@@ -6,6 +6,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +82,8 @@ class Island:
         observed = await ready(self.coordinator, "a-one")
         assert observed.measured is not None
         self.load_s = observed.measured.load_s
+        # Its front and its coordinator hear of a phase side by side, neither after the other.
+        await until(self.by_token, 10.0, "its front to have heard too")
 
     def _version(self) -> object:
         return self.coordinator.desired.version if self.coordinator.desired else None
@@ -163,6 +167,25 @@ async def test_f21_cut_off_killed_and_rebooted_it_answers_from_what_it_holds(isl
     aways = await island.boots(island.by_token)
     assert len(island.coordinator.fetched) == fetched, "the bytes were here"
     record("F21", "P", len(aways), away_s=round(min(aways), 2), load_s=round(island.load_s, 3))
+
+
+async def test_what_it_held_serves_before_its_device_is_measured(island: Island) -> None:
+    """Power lost before it was ever measured: that takes a core for seconds, which the replica has use for."""
+    await island.linked()
+    await island.cut()
+    island.machine.lose_power()
+    for slot in (island.machine.folder / "journal").glob("receipts*"):
+        slot.unlink()
+    before = len(island.machine.log())
+    await asyncio.to_thread(island.machine.start)
+    await until(lambda: island.machine.logged("probed", before), 30.0, "the measurement")
+    (probed,) = island.machine.logged("probed", before)
+    (ready_at,) = (at(each) for each in island.machine.logged("phase", before) if each["phase"] == "ready")
+    assert ready_at < at(probed) - probed["seconds"]
+
+
+def at(logged: dict[str, Any]) -> float:
+    return datetime.fromisoformat(logged["timestamp"]).timestamp()
 
 
 @pytest.mark.parametrize("how", ["1970", "three days ahead", "three days behind", "certificate ran out"])

@@ -1,5 +1,6 @@
 """The link over real TLS: which side is refused, and that the refused side says why."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,19 @@ async def test_a_session_that_ends_says_so_on_both_methods(ends: Ends) -> None:
     await session.close()
 
 
+async def test_who_waits_for_a_session_that_another_task_closes_hears_it(ends: Ends) -> None:
+    session = await ends.link(ends.files(ends.authority.issue(Role.AGENT, NODE))).connect(hello())
+    waiting = asyncio.create_task(session.receive())
+    await until(lambda: waiting.get_coro().cr_await is not None, 10, "it to wait")  # type: ignore[union-attr]
+    await session.close()
+    await asyncio.wait([waiting], timeout=10)
+    assert waiting.done()
+    assert not waiting.cancelled(), "nobody cancelled it: a loop that waits here would end without a word"
+    assert isinstance(waiting.exception(), ShoalError)
+    with pytest.raises(ShoalError):
+        await session.send(NodeEvents(()))
+
+
 async def test_nobody_there(ends: Ends) -> None:
     files = ends.files(ends.authority.issue(Role.AGENT, NODE))
     await ends.coordinator.stop()
@@ -97,14 +111,21 @@ async def test_a01_this_node_s_certificate_has_expired(ends: Ends) -> None:
     assert (await refusal(ends.link(files))).code is Code.CERT_EXPIRED
 
 
-async def test_a01_the_coordinator_s_certificate_has_expired(ends: Ends) -> None:
+@pytest.mark.parametrize(
+    ("begins_s", "valid_s", "code"),
+    [(-3600.0, -60.0, Code.CERT_EXPIRED), (86_400.0, 172_800.0, Code.CERT_NOT_YET_VALID)],
+    ids=["ended", "begins"],
+)
+async def test_a01_the_coordinator_s_certificate_is_of_another_time(
+    ends: Ends, begins_s: float, valid_s: float, code: Code
+) -> None:
     await ends.coordinator.stop()
-    late = Coordinator(ends.authority.issue(Role.COORDINATOR, "coordinator", valid_s=-60.0), {})
-    await late.start()
-    found = await refusal(ends.link(ends.files(ends.authority.issue(Role.AGENT, NODE)), late.address))
-    await late.stop()
-    assert found.code is Code.CERT_EXPIRED
-    assert late.address in found.refusal.found
+    other = Coordinator(ends.authority.issue(Role.COORDINATOR, "coordinator", begins_s=begins_s, valid_s=valid_s), {})
+    await other.start()
+    found = await refusal(ends.link(ends.files(ends.authority.issue(Role.AGENT, NODE)), other.address))
+    await other.stop()
+    assert found.code is code
+    assert other.address in found.refusal.found
 
 
 async def test_a02_this_node_s_certificate_is_of_another_authority(ends: Ends) -> None:

@@ -52,6 +52,12 @@ def children(machine: Machine) -> dict[int, str]:
     return {pid: line for pid, line in processes(machine).items() if pid != main}
 
 
+def has_begun(machine: Machine) -> bool:
+    """Its supervisor imports what it is made of."""
+    main = machine.show(AGENT, "MainPID")
+    return "/cryptography/" in machine.path(f"/proc/{main}/maps").read_text()
+
+
 def test_a_machine_joins_by_one_command_and_keeps_its_settings(node: Machine) -> None:
     (view,) = nodes(node)
     assert view["node"]["name"] == "box"
@@ -75,10 +81,21 @@ def test_a_killed_supervisor_is_started_again_and_adopts_what_it_left(node: Mach
     node.tell("systemctl", "kill", "--kill-who=main", "--signal=KILL", AGENT)
     wait_until(lambda: node.show(AGENT, "NRestarts") == "1", PATIENCE_S, "systemd to start it again")
     assert lives(node), "the front answers meanwhile"
-    wait_until(lambda: "booted" in node.journal(AGENT).rpartition("Started")[2], PATIENCE_S, "the next supervisor")
+    wait_until(lambda: node.journal(AGENT).count('"booted"') == 2, PATIENCE_S, "the next supervisor")
     kept = [line for pid, line in children(node).items() if pid in before]
     assert [line for line in kept if " front " in line], "the very same process"
     assert [line for line in kept if "shoal.agent.worker.main" in line], "and the spare worker"
+
+
+def test_one_that_is_stopped_as_it_begins_ends_what_the_one_before_left(node: Machine) -> None:
+    restarts = int(node.show(AGENT, "NRestarts"))
+    node.tell("systemctl", "kill", "--kill-who=main", "--signal=KILL", AGENT)
+    wait_until(lambda: int(node.show(AGENT, "NRestarts")) > restarts, PATIENCE_S, "systemd to start it again")
+    wait_until(lambda: has_begun(node), PATIENCE_S, "the next one to begin")
+    node.tell("systemctl", "stop", AGENT)
+    assert processes(node) == {}, node.journal(AGENT)
+    node.tell("systemctl", "start", AGENT)
+    wait_until(lambda: lives(node), PATIENCE_S, "the agent to serve")
 
 
 def test_installed_again_nothing_restarts_but_for_a_change(node: Machine) -> None:
@@ -95,7 +112,7 @@ def test_installed_again_nothing_restarts_but_for_a_change(node: Machine) -> Non
 
 def test_a_stopped_agent_leaves_no_process_and_a_removed_one_no_file(node: Machine) -> None:
     node.tell("systemctl", "stop", AGENT)
-    assert processes(node) == {}
+    assert processes(node) == {}, node.journal(AGENT)
     said = install(node, "--uninstall", "--purge")
     assert "shoal node revoke" in said
     assert node.show(AGENT, "LoadState") == "not-found"

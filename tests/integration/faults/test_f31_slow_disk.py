@@ -40,7 +40,8 @@ def test_f31_slow_disk(region: ApartStack, what: str, flush_s: float, write_s: f
     verdict = load.verdict()
     region.forget(*(f"{phase}-{number}" for phase in ("calm", "slow") for number in range(len(ratios))))
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
-    assert [event.code for event in region.events(last) if event.code in ("NODE_SUSPECT", "NODE_LOST")] == []
+    silent = [event for event in region.events(last) if event.code in ("NODE_SUSPECT", "NODE_LOST")]
+    assert [(event.code, event.node, event.message) for event in silent] == []
     assert min(ratios) <= WORSE_AT_MOST
     record(
         "F31", "P", len(ratios), disk=what, p99_ratio=round(min(ratios), 2), nodes_lost=0, sent=verdict.sent,

@@ -11,8 +11,8 @@ from harness import onnx_models as models
 from harness import samples
 from harness.wait import until
 from harness.workers import Pool
+from shoal.agent import courtesy
 from shoal.agent.ports import WorkerPhase, WorkerReady
-from shoal.agent.worker import courtesy
 from shoal.agent.worker.pool import PoolOptions
 
 pytestmark = pytest.mark.skipif(

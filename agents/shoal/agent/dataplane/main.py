@@ -36,7 +36,7 @@ from shoal.agent.frames import FrameServer, Handler, Message, start_time
 from shoal.agent.ports import Clock
 from shoal.types.link import SpansAsked
 from shoal.types.units import Seconds, Wall
-from shoal.wire import descriptors, nouns, scrape
+from shoal.wire import descriptors, garbage, nouns, scrape
 from shoal.wire.otlp import Exporter
 from shoal.wire.private import no_dumps, write_private
 
@@ -58,6 +58,7 @@ def run(config_path: Path, nonce: str, clock: Clock, dates_at: Callable[[], Wall
         if not _alone(lock):
             _log.warning("front_is_running_already", run_dir=config.run_dir)
             return EXIT_TWIN
+        garbage.set_apart()
         try:
             asyncio.run(_serve(config, nonce, clock, dates_at))
         except OSError as error:

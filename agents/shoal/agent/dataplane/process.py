@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from shoal.agent import courtesy
 from shoal.agent.core.backoff import delay
 from shoal.agent.dataplane import control
 from shoal.agent.dataplane.control import Configuration, FrontConfig, Order
@@ -93,6 +94,7 @@ class FrontProcess:
         self._client: FrameClient | None = None
         self._process: _Process | None = None
         self._up = asyncio.Event()
+        self._closed = False
         self._keeping: asyncio.Task[None] | None = None
         self.adopted = False
         """As the port has it."""
@@ -167,7 +169,9 @@ class FrontProcess:
         return nouns.decode(SpansFound, answer.payload)
 
     async def close(self, *, keep: bool) -> None:
-        """keep: the front serves on for the next supervisor; else it drains and ends. Idempotent."""
+        """keep: the front serves on for the next supervisor; else it drains and ends. What is still to be told to it is
+        refused. Idempotent."""
+        self._closed = True
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -187,12 +191,13 @@ class FrontProcess:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._up.wait()
+            if self._closed or self._client is None:
+                raise refuse(Code.REPLICA_UNREACHABLE, "the front is ended", "a running front", "start the agent")
+            return self._client
         except TimeoutError as error:
             raise refuse(
                 Code.DEADLINE_EXCEEDED, "the front does not start", f"within {START_TIMEOUT_S:g}s", "see its log"
             ) from error
-        assert self._client is not None
-        return self._client
 
     async def _configure(self, client: FrameClient) -> None:
         if self._wanted is not None:
@@ -258,6 +263,7 @@ class FrontProcess:
             stdout=subprocess.DEVNULL,  # the supervisor's would be held open after its end
             process_group=0,
         )
+        courtesy.go_first(child.pid)
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:
             child.stdin.write(nonce.encode() + b"\n")

@@ -20,9 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "join":
                 return _join(given.state_dir, given.coordinator, given.token, given.name, dict(given.label))
             case "run":
+                from shoal.agent.main.stopping import Stop
+
+                stop = Stop()  # before the rest is imported, which takes most of a start
                 from shoal.agent.main.run import run
 
-                return run(options.config(given))
+                return run(options.config(given), stop)
             case "doctor":
                 from shoal.agent.main.doctor import doctor
 

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import secrets
-import signal
 import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from shoal.agent import courtesy
 from shoal.agent.cache.directory import DirectoryCache
 from shoal.agent.cache.publishers import Publishers, load_keys
 from shoal.agent.clock import SystemClock
@@ -25,6 +25,7 @@ from shoal.agent.link.https import HttpsModels
 from shoal.agent.link.mqtt import MqttLink
 from shoal.agent.main.drivers import installed
 from shoal.agent.main.options import Address, Config
+from shoal.agent.main.stopping import Stop
 from shoal.agent.main.timekeeper import Timekeeper
 from shoal.agent.ports import Clock, DriverOptions, Log
 from shoal.agent.supervisor import Settings, Supervisor
@@ -35,7 +36,7 @@ from shoal.agent.worker.pool import PoolOptions, ProcessWorkers
 from shoal.types.codes import Code, refuse
 from shoal.types.device import Node, Role
 from shoal.types.units import Seconds
-from shoal.wire import logs
+from shoal.wire import garbage, logs
 from shoal.wire.identity import Identity
 from shoal.wire.otlp import collector_of
 from shoal.wire.private import no_dumps
@@ -45,11 +46,13 @@ FRONT_COMMAND = (sys.executable, "-P", "-m", "shoal.agent.main", "front")
 READY_POLL_S = Seconds(0.05)
 
 
-def run(config: Config) -> int:
+def run(config: Config, stop: Stop) -> int:
     """Raises ShoalError(UNAUTHENTICATED | ROLE_DENIED | CONFLICT | FIELD_INVALID), and what joining raises."""
+    courtesy.go_behind()
     unconfined = confinement.lacking() if config.role is Role.AGENT else ()
     if config.token_file is not None and not enrolment.is_member(config.state_dir):
-        _join(config, config.token_file)
+        with stop.at_once():
+            _join(config, config.token_file)
     member = enrolment.load(config.state_dir)
     files = Files(config.identity)
     identity = files.identity()
@@ -64,8 +67,9 @@ def run(config: Config) -> int:
         collector_of(config.otlp)  # else the front would say so, which nobody reads
     logs.configure(process="supervisor", keep=config.state_dir / FOLDER / "supervisor.log")
     no_dumps()
+    garbage.set_apart()
     with enrolment.alone(config.state_dir):
-        asyncio.run(_serve(config, member, files, identity, unconfined))
+        asyncio.run(_serve(config, member, files, identity, unconfined, stop))
     return 0
 
 
@@ -84,7 +88,12 @@ def _join(config: Config, token_file: Path) -> None:
 
 
 async def _serve(
-    config: Config, member: enrolment.Member, files: Files, identity: Identity, unconfined: tuple[str, ...]
+    config: Config,
+    member: enrolment.Member,
+    files: Files,
+    identity: Identity,
+    unconfined: tuple[str, ...],
+    stop: Stop,
 ) -> None:
     log = StructuredLog(node=identity.name, region=identity.region)
     timekeeper = Timekeeper(config.state_dir / "journal", identity.not_before, log)
@@ -136,9 +145,7 @@ async def _serve(
         logs=KeptLogs(config.state_dir),
         spans=front,
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.request_stop)
+    stop.hand_over(supervisor.request_stop)
     beside = [
         asyncio.create_task(
             _announce(node, f"{listening.host}:{listening.metrics_port}", supervisor, clock), name="announce"

@@ -122,6 +122,11 @@ class Replicas:
             for replica in self._held.values()
         )
 
+    def starting(self) -> bool:
+        """Whether something is on its way to serve."""
+        on_its_way = machine.Fetching | machine.Loading | machine.Warming
+        return any(isinstance(replica.state, on_its_way) for replica in self._held.values())
+
     def carry_out(self, plan: reconcile.Plan) -> None:
         for each in plan.begin:
             # A device that sleeps is to be awake first: that is no fault of its bytes.

@@ -88,6 +88,9 @@ class Settings:
     retry_s: float = 0.5
     """Between attempts to persist or to configure the front."""
     collect_s: float = 60.0
+    starts_first_s: float = 30.0
+    """A measurement waits for replicas that start, for so long at most: at a boot they come to serve sooner, and what
+    would be measured beside them is not what the device does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +348,10 @@ class Supervisor:
                 continue  # as its workers, it goes on until a coordinator says otherwise
             trust = desired.trust if desired and desired.trust else Trust()
             try:
+                held = self._membership.held()
                 await self._membership.adopt(trust)
-                self._changed.set()
+                if self._membership.held() != held:
+                    self._changed.set()
                 await self._front.configure(
                     desired.routes if desired else (),
                     desired.credentials if desired else (),
@@ -606,6 +611,7 @@ class Supervisor:
             if not self._probes:
                 self._unprobed.clear()
                 continue
+            await self._starts_first()
             name, device = next(iter(self._probes.items()))
             del self._probes[name]
             self._probed = name
@@ -629,6 +635,11 @@ class Supervisor:
                 self._probed = ""
                 self._changed.set()
                 self._unreconciled.set()
+
+    async def _starts_first(self) -> None:
+        until = self._clock.now() + self._settings.starts_first_s
+        while self._replicas.starting() and self._clock.now() < until:
+            await self._clock.sleep(Seconds(self._settings.poll_s))
 
     async def _collect_forever(self) -> None:
         while True:

@@ -20,7 +20,7 @@ import structlog
 from shoal.agent.frames import FrameServer
 from shoal.agent.worker import isolation
 from shoal.agent.worker.process import BUSY_BYTES
-from shoal.wire import logs
+from shoal.wire import garbage, logs
 
 ORPHAN_AFTER_S = 60.0
 
@@ -57,6 +57,7 @@ async def _serve(path: Path, nonce: str, orphan_after_s: float, busy: mmap.mmap)
     for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal or its end: the supervisor decides
         loop.add_signal_handler(number, lambda: None)
     await server.start()
+    garbage.set_apart()
     _say_ready()
     stop = asyncio.create_task(service.stopped.wait())
     while not stop.done():

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from shoal.agent.ports import NO_BATCHES, Batches, Pace
@@ -152,6 +153,12 @@ def _invalid(kind: type[Any], error: Exception) -> ShoalError:
     return refuse(Code.MESSAGE_INVALID, found, f"a {kind.__name__}", "run one version of the agent")
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Put together once: of reading an idle worker's report, each second, they were two thirds."""
+    return typing.get_type_hints(kind)
+
+
 def _read(kind: Any, value: Any) -> Any:
     while isinstance(kind, typing.NewType):
         kind = kind.__supertype__
@@ -167,7 +174,7 @@ def _read(kind: Any, value: Any) -> Any:
     if origin is Mapping:
         return {_read(parts[0], key): _read(parts[1], item) for key, item in value.items()}
     if is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(typing.cast(Any, kind))
         if not isinstance(value, dict):
             raise TypeError(f"{value!r:.40} is no {kind}")
         said = (field for field in fields(kind) if field.name in value or field.default is MISSING)
@@ -178,7 +185,7 @@ def _read(kind: Any, value: Any) -> Any:
     if issubclass(kind, Enum):
         return kind(value)
     if issubclass(kind, tuple):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         return kind(*(_read(hint, item) for hint, item in zip(hints.values(), value, strict=True)))
     if not isinstance(value, (int, float) if kind is float else kind):
         raise TypeError(f"{value!r:.40} is no {kind.__name__}")

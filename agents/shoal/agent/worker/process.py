@@ -15,8 +15,8 @@ from typing import Final, Self
 
 import structlog
 
+from shoal.agent import courtesy
 from shoal.agent.frames import FrameClient, Push, start_time
-from shoal.agent.worker import courtesy
 from shoal.agent.worker.groups import WORKER, Group, Groups
 from shoal.agent.worker.messages import from_json, pack
 from shoal.types.assignment import Assignment
@@ -106,6 +106,7 @@ class WorkerProcess:
                 cwd="/",
                 process_group=0,
             )
+        courtesy.go_first(popen.pid)
         assert popen.stdin is not None
         group = _grouped(groups, name, popen.pid)
         with suppress(BrokenPipeError), popen.stdin:

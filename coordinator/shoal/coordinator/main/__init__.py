@@ -14,7 +14,7 @@ from shoal.coordinator.main import federation, region, restore
 from shoal.coordinator.main.options import config_of, parser_of, store_options_of
 from shoal.coordinator.main.process import log_of
 from shoal.types.codes import ShoalError
-from shoal.wire import descriptors, logs
+from shoal.wire import descriptors, garbage, logs
 from shoal.wire.identity import check_name
 from shoal.wire.private import no_dumps
 
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         descriptors.raise_limit()
         no_dumps()
         gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+        garbage.set_apart()
         asyncio.run(RUNS[options.role](config))
     except ShoalError as error:
         print(error.refusal, file=sys.stderr)
