@@ -2,23 +2,26 @@
 
 A region of real processes on machines of their own (network namespaces): a coordinator, a gateway, two agents of plain
 processors; between any two of them every packet takes half the asked RTT, in a process that holds it back where that is
-more than the bare road takes. Unmodified
-tritonclients, a process of their own, send to the gateway at a steady rate, due times fixed beforehand; an answer's
-latency counts from when its request was due, and every answer is compared with ONNX Runtime's in this process, bit for
-bit. First the highest rate is looked for that the machine holds without queueing; then, at shares of it, a model of
-4 MB goes to and fro.
+more than the bare road takes. Unmodified tritonclients, a process of their own, send to the gateway at a steady rate,
+due times fixed beforehand; an answer's latency counts from when its request was due, and every answer is compared with
+ONNX Runtime's in this process, bit for bit. First the highest rate is looked for that the machine holds without
+queueing, with the model on one of the agents and with a replica on each, as in the midst of a move: the lower of the
+two counts. Then, at shares of it, a model of 4 MB goes to and fro.
 
 For each share and RTT a row: requests failed and wrong; p99 over the times before the moves and during them, and their
 ratio; the longest time without an answer; how long a move takes beside its floor (bytes / bandwidth + load + the hold
-windows). Below it p99 of each stage, and how much worse the p99 of a single move is than that of the seconds before
-it. Moves take two steps of 2 s each, so that there can be many; `--own-steps` has the four of 10 s of a policy that
-says nothing. Then the same agents do it in two other ways: `stop-start` deletes the workload and applies it for the
-other node; `rolling` compares nothing and gives all requests to the new replica at once.
+windows). Below it p99 of each stage, the stages that the longest time without an answer of a move was in, and how much
+worse the p99 of a single move is than that of the seconds before it. Moves take two steps of 2 s each, so that there
+can be many; `--own-steps` has the four of 10 s of a policy that says nothing. Then the same agents do it in two other
+ways: `stop-start` deletes the workload and applies it for the other node; `rolling` compares nothing and gives all
+requests to the new replica at once. `--no-moves N` adds N windows as long as the live moves in which nothing moves,
+with one replica and with one on each node: how uneven the machine is by itself, and what two replicas on its cores
+cost, as in the midst of a move.
 
 Everything shares this machine: clients, gateway, both agents, coordinator and the roads between; sessions' own shares
-of its cores are switched off meanwhile (`apart`). Needs root. Without
-options: the quick form, one share and RTT and 6 moves. The full form is `--loads 50 70 90 --rtts 0.1 2 30 100 --moves
-100`, hours in one go; its parts can be run one by one, at the same rate by `--rate`.
+of its cores are switched off meanwhile (`apart`). Needs root. Without options: the quick form, one share and RTT and 6
+moves. The full form is `--loads 50 70 90 --rtts 0.1 2 30 100 --moves 100`, hours in one go; its parts can be run one by
+one, at the same rate by `--rate`.
 """
 
 import argparse
@@ -62,7 +65,7 @@ WIDTHS: Final = (256, 1024, 768, 16)
 QUESTIONS: Final = 16
 CONNECTIONS: Final = 2
 LEAST_RATE: Final = 100.0
-PROBE_S: Final = 4.0
+PROBE_S: Final = 10.0
 SETTLE_S: Final = 1.0
 TAIL_S: Final = 0.3
 """After a move is done: what was on its way."""
@@ -79,6 +82,8 @@ ROAD_MS: Final = 0.2
 """What the road itself takes, there and back."""
 CLIENTS_NICE: Final = -10
 """Clients are machines of their own: they are not to be late because a server is busy."""
+ROAD_NICE: Final = ("nice", "-n", "-15")
+"""A road is as long as it is, however busy the machines at its ends are."""
 COORDINATOR_NICE: Final = ("nice", "-n", "10")
 """A machine of its own too, that no request goes through: what it decides is not to take time from those that serve."""
 
@@ -128,6 +133,8 @@ class Row:
     """Of each move: its p99 over that of the time before it."""
     by_stage_ms: tuple[tuple[str, float, int], ...] = ()
     """p99 and number of the requests that were due in each stage of a move, over all moves."""
+    gaps_by_stage: tuple[tuple[str, int, float], ...] = ()
+    """Of how many moves the longest time without an answer began in that stage, and the worst of those, ms."""
 
 
 # the region
@@ -164,12 +171,14 @@ class Scene:
         self._fetched.add(node)
         return not before
 
-    def apply(self, *nodes: str, migration: str = STEPS) -> None:
-        """The workload, on any of these nodes."""
+    def apply(self, *nodes: str, migration: str = STEPS, replicas: int = 1) -> None:
+        """The workload, on any of these nodes, on as many of them as it has replicas."""
         where = ", ".join(repr(self.names[node]) for node in nodes)
         text = (
             f"apiVersion: shoal/v1\nkind: Policy\nmetadata: {{name: bench}}\nspec:\n"
-            f"  require: {{where: \"node.name in [{where}]\"}}\n  migration: {{{migration}}}\n---\n"
+            f"  require:\n    where: \"node.name in [{where}]\"\n"
+            f"    availability: {{replicas: {replicas}{', spread: node' if replicas > 1 else ''}}}\n"
+            f"  migration: {{{migration}}}\n---\n"
             f"apiVersion: shoal/v1\nkind: Workload\nmetadata: {{name: {WORKLOAD}}}\n"
             f"spec: {{model: {{source: {WORKLOAD}}}, policy: bench}}\n"
         )  # fmt: skip
@@ -177,25 +186,25 @@ class Scene:
         if reply.problems:
             raise SystemExit(str(reply.problems))
 
-    def serving(self) -> operator_pb2.PlacementView:
-        """The only replica, once it serves and every front knows."""
+    def serving(self, replicas: int = 1) -> operator_pb2.PlacementView:
+        """The only replica, or one of so many, once all serve and every front knows."""
 
         def settled() -> operator_pb2.PlacementView | None:
             rows, nodes = self.api.get("placements").placements, self.api.get("nodes").nodes
             heard = all(node.observed == node.desired for node in nodes)
-            return rows[0] if heard and len(rows) == 1 and rows[0].routed else None
+            return rows[0] if heard and len(rows) == replicas and all(row.routed for row in rows) else None
 
-        found = wait_until(settled, PATIENCE_S, "one replica to serve", every_s=LOOK_S)
+        found = wait_until(settled, PATIENCE_S, "as many replicas as asked to serve", every_s=LOOK_S)
         assert found is not None
         return found
 
-    def node(self) -> str:
-        here = self.serving().node
+    def node(self, replicas: int = 1) -> str:
+        here = self.serving(replicas).node
         return next(node for node, name in self.names.items() if name == here)
 
-    def other(self) -> str:
-        """Where it is not."""
-        return next(node for node in NODES if node != self.node())
+    def other(self, replicas: int = 1) -> str:
+        """Where it is not, or one replica of several is not."""
+        return next(node for node in NODES if node != self.node(replicas))
 
 
 @contextlib.contextmanager
@@ -336,6 +345,21 @@ def window(calls: np.ndarray[Any, Any], since: float, until: float) -> Window:
     )
 
 
+def gaps_by_stage(
+    calls: np.ndarray[Any, Any], spans: Sequence[tuple[float, float]], stages: Sequence[Stages]
+) -> tuple[tuple[str, int, float], ...]:  # fmt: skip
+    found = dict[str, list[float]]()
+    ends = np.sort(calls[calls[:, 2] == triton_load.OK, 1])
+    for (since, until), told in zip(spans, stages, strict=True):
+        inside = ends[(ends >= since) & (ends < until + TAIL_S)]
+        if not told or len(inside) < 2:
+            continue
+        longest = int(np.argmax(np.diff(inside)))
+        began = [name for name, at in told if at <= inside[longest]]
+        found.setdefault(began[-1] if began else "asked", []).append(float(inside[longest + 1] - inside[longest]))
+    return tuple((name, len(gaps), 1e3 * max(gaps)) for name, gaps in found.items())
+
+
 def by_stage(
     calls: np.ndarray[Any, Any], spans: Sequence[tuple[float, float]], stages: Sequence[Stages]
 ) -> tuple[tuple[str, float, int], ...]:  # fmt: skip
@@ -350,9 +374,20 @@ def p(latencies: Sequence[float], share: float) -> float:
     return float(np.quantile(np.array(latencies), share)) if latencies else float("nan")
 
 
-def highest(clients: Clients) -> float:
+def highest(at: Scene, clients: Clients) -> float:
+    """Requests a second that are held with one replica and with one on each node: a move goes through both."""
+    rates = list[float]()
+    for replicas in (1, len(NODES)):
+        at.apply(*NODES, replicas=replicas)
+        at.serving(replicas)
+        print(f"# with {replicas} replicas", file=sys.stderr)
+        rates.append(held(clients))
+    return min(rates)
+
+
+def held(clients: Clients) -> float:
     """Requests a second that are held without queueing: nobody waits longer at the end than at the beginning, and the
-    slowest tenth of the answers takes at most five times as long as the middle one of a light load."""
+    slowest hundredth of the answers takes at most five times as long as the middle one of a light load."""
 
     def probe(rate: float) -> Window:
         clients.rate(rate)
@@ -367,7 +402,7 @@ def highest(clients: Clients) -> float:
         found = probe(rate)
         half = len(found.latencies) // 2
         grows = p(found.latencies[half:], 0.5) > 1.5 * p(found.latencies[:half], 0.5)
-        slow = p(found.latencies, 0.9) > 5 * light_s
+        slow = p(found.latencies, 0.99) > 5 * light_s
         complete = len(found.latencies) > 0.97 * rate * (PROBE_S - SETTLE_S)
         middle, late, last = (1e3 * p(found.latencies, part) for part in (0.5, 0.9, 0.99))
         print(f"# {rate:.0f}/s: p50 {middle:.1f} ms, p90 {late:.1f} ms, p99 {last:.1f} ms", file=sys.stderr)
@@ -390,12 +425,13 @@ def highest(clients: Clients) -> float:
 @dataclass(frozen=True, slots=True)
 class Way:
     """migration: the policy's section. holds_s: what it waits for on purpose. move: to a node; returns when it is there
-    and every front knows."""
+    and every front knows. replicas: before, during and after it."""
 
     name: str
     migration: str
     holds_s: float
     move: Callable[[Scene, str], Stages]
+    replicas: int = 1
 
 
 def migrate(at: Scene, target: str) -> Stages:
@@ -423,6 +459,16 @@ def stop_start(at: Scene, target: str) -> Stages:
     return ()
 
 
+def no_move(like: Way, took_s: float, replicas: int = 1) -> Way:
+    """The same windows with nothing in them: what the machine does by itself, and what two replicas on its cores do."""
+
+    def wait(at: Scene, target: str) -> Stages:
+        time.sleep(took_s)
+        return ()
+
+    return Way("no move" if replicas == 1 else f"no move, {replicas}", like.migration, took_s, wait, replicas)
+
+
 LIVE: Final = Way("live", STEPS, 2 * HOLD_S, migrate)
 OWN_STEPS: Final = Way("own steps", "shift: {steps: [5%, 25%, 50%, 100%], hold: 10s}", 4 * 10.0, migrate)
 """Those of a policy that says nothing."""
@@ -445,19 +491,19 @@ class Part:
 
     def run(self, way: Way, moves: int) -> Row:
         at = self._at
-        at.apply(*NODES, migration=way.migration)
-        at.serving()
+        at.apply(*NODES, migration=way.migration, replicas=way.replicas)
+        at.serving(way.replicas)
         self._clients.rate(self._rate)
         time.sleep(2 * SETTLE_S)
         began = time.monotonic()
         spans, floors, stages = list[tuple[float, float]](), list[float](), list[Stages]()
         for number in range(moves):
-            target = at.other()
+            target = at.other(way.replicas)
             time.sleep(BETWEEN_S + BEFORE_S if spans else BEFORE_S)
             since = time.monotonic()
             stages.append(way.move(at, target))
             spans.append((since, time.monotonic()))
-            placed = at.serving()
+            placed = at.serving(way.replicas)
             size = placed.assignment.model_bytes if at.first_on(target) else 0
             floors.append(size / self._bandwidth + placed.observed.measured.load_s + way.holds_s)
             if number % 10 == 9:
@@ -465,13 +511,22 @@ class Part:
         time.sleep(TAIL_S)
         ended = time.monotonic()
         self._clients.rest()
-        row = self._row(way, spans, floors, began, ended)
-        return replace(row, by_stage_ms=by_stage(self._clients.calls(), spans, stages))
+        calls = self._clients.calls()
+        return replace(
+            self._row(way, calls, spans, floors, began, ended),
+            by_stage_ms=by_stage(calls, spans, stages),
+            gaps_by_stage=gaps_by_stage(calls, spans, stages),
+        )
 
     def _row(
-        self, way: Way, spans: Sequence[tuple[float, float]], floors: Sequence[float], began: float, ended: float
-    ) -> Row:  # fmt: skip
-        calls = self._clients.calls()
+        self,
+        way: Way,
+        calls: np.ndarray[Any, Any],
+        spans: Sequence[tuple[float, float]],
+        floors: Sequence[float],
+        began: float,
+        ended: float,
+    ) -> Row:
         before = [window(calls, since - BEFORE_S, since) for since, _ in spans]
         during = [window(calls, since, until + TAIL_S) for since, until in spans]
         whole = window(calls, began, ended)
@@ -509,7 +564,7 @@ class Part:
 
 def road(at: Scene, rtt: float) -> contextlib.AbstractContextManager[None]:
     """rtt: in ms. The bare road is as fast as it is; nothing carries its packets."""
-    return at.net.slow((rtt - ROAD_MS) / 2e3) if rtt > ROAD_MS else contextlib.nullcontext()
+    return at.net.slow((rtt - ROAD_MS) / 2e3, ROAD_NICE) if rtt > ROAD_MS else contextlib.nullcontext()
 
 
 def rtt_ms(at: Scene) -> float:
@@ -571,6 +626,9 @@ def show(row: Row | None = None) -> None:
     if row is not None and row.by_stage_ms:
         told = ", ".join(f"{name} {late_ms:.1f} ({count})" for name, late_ms, count in row.by_stage_ms)
         print(f"# p99 by stage, ms (requests): {told}", flush=True)
+    if row is not None and row.gaps_by_stage:
+        told = ", ".join(f"{name} {moves} ({worst_ms:.0f})" for name, moves, worst_ms in row.gaps_by_stage)
+        print(f"# moves whose longest gap began in a stage (worst, ms): {told}", flush=True)
     if row is not None and len(row.ratios) > 1:
         lower, middle, upper = statistics.quantiles(row.ratios, n=4)
         told = f"middle {middle:.2f}, half of them {lower:.2f} to {upper:.2f}"
@@ -583,6 +641,7 @@ def main() -> None:
     parser.add_argument("--rtts", type=float, nargs="+", default=[0.1], help="ms between two machines")
     parser.add_argument("--moves", type=int, default=6, help="live ones, of each part")
     parser.add_argument("--peer-moves", type=int, default=2, help="in each other way, of each part; 0 for none")
+    parser.add_argument("--no-moves", type=int, default=0, help="windows as long as a live move in which nothing moves")
     parser.add_argument("--own-steps", action="store_true", help="a policy's own steps, 10 s each: a minute a move")
     parser.add_argument("--rate", type=float, help="the highest rate, where it is known")
     parser.add_argument("--json", type=Path, help="a file for the figures too")
@@ -591,7 +650,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as scratch, apart(), scene(Path(scratch)) as at:
         clients = Clients(Path(scratch), at)
         try:
-            most = options.rate or highest(clients)
+            most = options.rate or highest(at, clients)
             print(f"highest rate held: {most:.0f} requests/s, machine load {os.getloadavg()[0]:.1f}", flush=True)
             show()
             for rtt in options.rtts:
@@ -603,6 +662,11 @@ def main() -> None:
                         for way, moves in ((live, options.moves), *((peer, options.peer_moves) for peer in PEERS)):
                             if moves:
                                 rows.append(part.run(way, moves))
+                                show(rows[-1])
+                        if options.no_moves:
+                            took_s = next((row.took_s for row in rows[::-1] if row.way == live.name), live.holds_s)
+                            for replicas in (1, len(NODES)):
+                                rows.append(part.run(no_move(live, took_s, replicas), options.no_moves))
                                 show(rows[-1])
             failures = clients.failures()
         finally:
