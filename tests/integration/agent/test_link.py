@@ -90,7 +90,7 @@ async def test_a_session_that_ends_says_so_on_both_methods(ends: Ends) -> None:
 async def test_who_waits_for_a_session_that_another_task_closes_hears_it(ends: Ends) -> None:
     session = await ends.link(ends.files(ends.authority.issue(Role.AGENT, NODE))).connect(hello())
     waiting = asyncio.create_task(session.receive())
-    await until(lambda: waiting.get_coro().cr_await is not None, 10, "it to wait")  # type: ignore[union-attr]
+    await asyncio.wait([waiting], timeout=0.05)
     await session.close()
     await asyncio.wait([waiting], timeout=10)
     assert waiting.done()

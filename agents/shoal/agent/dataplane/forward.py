@@ -38,7 +38,7 @@ from shoal.types.codes import Code, Refusal, ShoalError
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind
 from shoal.types.units import Seconds
-from shoal.wire import descriptors, limits, status
+from shoal.wire import cancelled, descriptors, limits, status
 from shoal.wire.identity import dns_of
 from shoal.wire.outbound import target_of_peer
 
@@ -251,8 +251,7 @@ class _Road:
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if call not in self._given_up or (task is not None and task.cancelling()):
+            if call not in self._given_up or cancelled.is_this_task():
                 raise
             refusal = Refusal(Code.REPLICA_UNREACHABLE, "a front that answers no ping", "a sign of life", "retry")
             raise AttemptFailed(refusal, sent=True) from error

@@ -14,7 +14,7 @@ from shoal.types.codes import Code, Refusal, ShoalError, refuse
 from shoal.types.link import FromAgent, Hello, Refused, ToAgent, Welcome
 from shoal.types.units import Elapsed
 from shoal.v1 import artifacts_pb2, artifacts_pb2_grpc, link_pb2, link_pb2_grpc
-from shoal.wire import nouns
+from shoal.wire import cancelled, nouns
 from shoal.wire.limits import BULK, CHUNK_BYTES, HANDSHAKE_S, LINK_BYTES
 from shoal.wire.status import refusal_of
 
@@ -23,8 +23,6 @@ WHY_EVERY_S: Final = 10.0
 """Between plain handshakes that find out why there is no session."""
 _ANOTHERS: Final = (Code.COORDINATOR_UNREACHABLE, Code.NOT_LEADER)
 """What another coordinator of the region may answer better."""
-_OVER: Final = (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError)
-"""The last: whoever waits for a call that another task cancels is told so by grpc as if it were cancelled itself."""
 _Call = grpc.aio.StreamStreamCall[link_pb2.FromAgent, link_pb2.ToAgent]
 
 
@@ -43,10 +41,9 @@ class GrpcSession:
         if (size := wire.ByteSize()) > LINK_BYTES:  # the other end would end the stream without a word
             raise refuse(Code.TOO_LARGE, f"{size} bytes", f"at most {LINK_BYTES}", "report less at once")
         try:
-            await self._call.write(wire)
-        except _OVER as cause:
-            if _is_cancelled():
-                raise
+            with cancelled.as_refusal():
+                await self._call.write(wire)
+        except (grpc.RpcError, asyncio.InvalidStateError) as cause:
             raise ShoalError(await _ending(self._call)) from cause
 
     async def receive(self) -> ToAgent:
@@ -208,20 +205,13 @@ def _fetch_refusal(refusal: Refusal) -> Refusal:
 
 async def _read(call: _Call) -> link_pb2.ToAgent:
     try:
-        message = await call.read()
-    except _OVER as cause:
-        if _is_cancelled():
-            raise
+        with cancelled.as_refusal():
+            message = await call.read()
+    except (grpc.RpcError, asyncio.InvalidStateError) as cause:
         raise ShoalError(await _ending(call)) from cause
     if not isinstance(message, link_pb2.ToAgent):
         raise ShoalError(await _ending(call))  # grpc's mark for the end of the stream
     return message
-
-
-def _is_cancelled() -> bool:
-    """Whether this very task is."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _ending(call: _Call) -> Refusal:

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from shoal.types.codes import Code, Refusal, ShoalError
+from shoal.wire import cancelled
 from shoal.wire.enrol import Enrolled
 from shoal.wire.limits import LINK_BYTES, PEER, channel_options
 from shoal.wire.outbound import target_of_peer
@@ -66,13 +67,14 @@ class Channels:
 async def answered(call: Awaitable[T], unreachable: Code, whom: str) -> T:
     """What a call returns. Raises ShoalError: `unreachable` where its outcome is unknown, else as it was refused."""
     try:
-        return await call
-    except grpc.RpcError as cause:
+        with cancelled.as_refusal():
+            return await call
+    except (grpc.RpcError, ShoalError) as cause:
         raise failed(cause, unreachable, whom) from cause
 
 
-def failed(cause: grpc.RpcError, unreachable: Code, whom: str) -> ShoalError:
-    refusal = refusal_of(cause)
+def failed(cause: grpc.RpcError | ShoalError, unreachable: Code, whom: str) -> ShoalError:
+    refusal = cause.refusal if isinstance(cause, ShoalError) else refusal_of(cause)
     if refusal.code not in _UNKNOWN:
         return ShoalError(refusal)
     return ShoalError(Refusal(unreachable, f"{whom}: {refusal.found}", "an answer", "it is tried again by itself"))

@@ -8,12 +8,12 @@ import grpc
 from shoal.coordinator.peers.channels import Channels, answered, failed
 from shoal.coordinator.ports import Clock, Heard
 from shoal.types.agreement import Award, Grant, Notice, Release, Renewal, Renewed
-from shoal.types.codes import Code, refuse
+from shoal.types.codes import Code, ShoalError, refuse
 from shoal.types.device import Role
 from shoal.types.offer import Answer, Decline, Directory, Member, Offer, Solicitation, member_of, roots_of
 from shoal.types.units import Seconds
 from shoal.v1 import federation_pb2, federation_pb2_grpc
-from shoal.wire import said
+from shoal.wire import cancelled, said
 from shoal.wire.identity import dns_of
 
 Noun = TypeVar("Noun")
@@ -59,9 +59,10 @@ class GrpcPeers:
     async def fetch(self, region: str, agreement: str, digest: str, offset: int) -> AsyncIterator[bytes]:
         request = federation_pb2.PeerFetch(agreement=agreement, digest=digest, offset=offset)
         try:
-            async for chunk in self._stub(region).Fetch(request, timeout=FETCH_S):
-                yield chunk.data
-        except grpc.RpcError as cause:
+            with cancelled.as_refusal():
+                async for chunk in self._stub(region).Fetch(request, timeout=FETCH_S):
+                    yield chunk.data
+        except (grpc.RpcError, ShoalError) as cause:
             raise failed(cause, Code.PEER_UNREACHABLE, region) from cause
 
     async def measure(self, region: str) -> Seconds:

@@ -12,9 +12,11 @@ import grpc.aio
 
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.ports import Clock
+from shoal.types.codes import ShoalError
 from shoal.types.device import Role
 from shoal.types.units import Seconds
 from shoal.v1 import operator_pb2, operator_pb2_grpc
+from shoal.wire import cancelled
 from shoal.wire.enrol import Enrolled
 from shoal.wire.identity import dns_of
 
@@ -48,7 +50,7 @@ class Siblings:
         await self._channels.close()
 
     async def _leads_after(self, term: int, address: str) -> bool:
-        with suppress(grpc.RpcError, OSError):
+        with suppress(grpc.RpcError, OSError, ShoalError), cancelled.as_refusal():
             channel = self._channels.to(address, self._roots(), self._server, address)
             stub: operator_pb2_grpc.OperatorAsyncStub = operator_pb2_grpc.OperatorStub(channel)
             reply = await stub.WhoAmI(operator_pb2.WhoAmIRequest(), timeout=ANSWERS_S)

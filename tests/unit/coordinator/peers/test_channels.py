@@ -1,0 +1,50 @@
+"""What becomes of a call when the channel that it is on is followed by another one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harness.pki import Authority
+from shoal.coordinator.clock import SystemClock
+from shoal.coordinator.peers.channels import CLOSE_S, Channels, answered
+from shoal.coordinator.peers.grpc import stub_of
+from shoal.types.codes import Code, ShoalError
+from shoal.types.device import Role
+from shoal.types.offer import Member
+from shoal.v1 import federation_pb2
+from shoal.wire.enrol import Enrolled
+
+
+async def test_who_waits_on_a_channel_that_a_renewed_identity_replaced_is_told(tmp_path: Path) -> None:
+    wall = SystemClock().wall()
+    own, other = Authority(tmp_path / "own", "own", wall), Authority(tmp_path / "other", "other", wall)
+
+    def issued() -> Enrolled:
+        certificate, key, ca = own.issue(Role.COORDINATOR, "coordinator").read()
+        return Enrolled("own", Role.COORDINATOR, "coordinator", certificate, ca, "", "", key)
+
+    identity = issued()
+    met = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    member = Member("other", f"127.0.0.1:{port}", (other.certificate.read_text(),), "")
+    channels = Channels(lambda: identity)
+    call = stub_of(channels, member).Measure(federation_pb2.MeasureRequest(), timeout=60.0)
+    waiting = asyncio.create_task(answered(call, Code.PEER_UNREACHABLE, "other"))
+    await asyncio.wait_for(met.wait(), 10.0)
+    identity = issued()
+    stub_of(channels, member)
+    await asyncio.wait([waiting], timeout=CLOSE_S + 10.0)
+    assert not waiting.cancelled(), "the loop that waits would end without a word"
+    with pytest.raises(ShoalError) as told:
+        waiting.result()
+    assert told.value.code is Code.PEER_UNREACHABLE
+    await channels.close()
+    server.close()
