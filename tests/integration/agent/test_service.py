@@ -52,6 +52,12 @@ def children(machine: Machine) -> dict[int, str]:
     return {pid: line for pid, line in processes(machine).items() if pid != main}
 
 
+def has_spare(machine: Machine) -> bool:
+    workers = [line for line in children(machine).values() if "shoal.agent.worker.main" in line]
+    sockets = list(machine.path(f"{STATE}/run").glob("worker-*.sock"))
+    return len(workers) == len(sockets) == 1
+
+
 def has_begun(machine: Machine) -> bool:
     """Its supervisor imports what it is made of."""
     main = machine.show(AGENT, "MainPID")
@@ -76,7 +82,8 @@ def test_its_workers_are_confined_under_the_units_restrictions(node: Machine) ->
 
 
 def test_a_killed_supervisor_is_started_again_and_adopts_what_it_left(node: Machine) -> None:
-    wait_until(lambda: len(children(node)) >= 2, PATIENCE_S, "a front and a spare worker")
+    wait_until(lambda: '"probed"' in node.journal(AGENT), PATIENCE_S, "the worker that measured to be followed")
+    wait_until(lambda: has_spare(node), PATIENCE_S, "a front, and a spare worker that can be spoken to")
     before = children(node)
     node.tell("systemctl", "kill", "--kill-who=main", "--signal=KILL", AGENT)
     wait_until(lambda: node.show(AGENT, "NRestarts") == "1", PATIENCE_S, "systemd to start it again")
