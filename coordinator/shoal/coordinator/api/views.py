@@ -552,6 +552,7 @@ def _workload(controller: WorkloadsController, fleet: Fleet, intent: Intent) -> 
     if view.state == READY and (
         ready < wanted
         or plan is None
+        or controller.decided.get(key) != intent
         or any(change.sign != "=" for change in plan.changes)
         or _is_behind(controller, intent)
     ):

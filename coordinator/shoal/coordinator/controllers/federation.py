@@ -103,13 +103,17 @@ class FederationController:
 
     async def run(self) -> None:
         """Takes in what other replicas write."""
+        is_whole = True
         while True:
             try:
+                if not is_whole:
+                    await self._list()
+                    is_whole = True
                 async for change in self._store.watch(KNOWN, self._revision):
                     self._take(change)
             except Compacted as gone:
                 self._revision = max(self._revision, gone.revision)
-                await self._list()
+                is_whole = False
             except ShoalError:
                 self._meter.count("watches_failed")
                 await self._clock.sleep(RETRY_S)

@@ -358,6 +358,7 @@ class FleetController:
             raise refuse(Code.CONFLICT, f"{node} is not marked", "a node that twins were seen of", "shoal get nodes")
         record = replace(_record(state), twins=None)
         await self._save_as_operator(record, Event("NODE_SETTLED", node, "the running one stays", actor, node=node))
+        self._doubts.pop(node, None)  # one that still runs is seen as it calls again
         self.fleet = marked(self.fleet, node, None)
 
     async def release(self, node: str, actor: str) -> None:

@@ -136,6 +136,8 @@ class WorkloadsController:
         self.held: tuple[Held, ...] = ()
         """What speaks for moves that do not begin, by the last look."""
         self.plan_now: Plan | None = None
+        self.decided: Mapping[WorkloadKey, Intent] = {}
+        """What `plan_now` is of: documents that came since are not in it."""
         """Of the last step."""
         self._region = region
         self._store = store
@@ -426,6 +428,7 @@ class WorkloadsController:
         if advanced.changed:
             self._changed()  # what they ask of the region now, the next step reads
         self.waits, self.plan_now = decision.waits, decision.plan
+        self.decided = {intent.key: intent for intent in world.intents}
         self._hosts = _guests_hosts(decision.desired)
         self.desired.update(changed)
         self._written_at.update(dict.fromkeys(changed, self._clock.now()))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, cast
 
 import grpc
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
@@ -20,6 +21,8 @@ LIFETIME_S: Final = Seconds(30 * 86400.0)
 NAME: Final = "coordinator"
 """What agents and operators expect in the DNS name, whichever machine it runs on."""
 OPERATOR: Final = "admin"
+
+log: Final = structlog.get_logger("shoal.coordinator.identity")
 
 
 class ServerIdentity:
@@ -112,7 +115,10 @@ class ServerIdentity:
         enrolled = self._authority.enrol_self(
             self._role, self._name, hosts=self._hosts, lifetime_s=LIFETIME_S, wall=self._clock.wall()
         )
-        enrolled.write(self._folder)
+        try:
+            enrolled.write(self._folder)
+        except OSError as error:  # it serves all the same; what reads the files goes on with those from before
+            log.error("certificate not written", folder=str(self._folder), error=str(error))
         return enrolled
 
 

@@ -22,7 +22,7 @@ from shoal.coordinator.identity.server import NAME, ServerIdentity, first_operat
 from shoal.coordinator.main.backups import Schedule, backup_gauges, backups_of, schedule_of
 from shoal.coordinator.main.options import Config
 from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
-from shoal.coordinator.main.serving import STOP_S, back_up, check_whole, dialled, listen, refresh
+from shoal.coordinator.main.serving import STOP_S, back_up, check_whole, dialled, keep_running, listen, refresh
 from shoal.coordinator.peers.channels import Channels
 from shoal.coordinator.peers.federation import FEDERATION, GrpcCandidates
 from shoal.coordinator.ports import Clock, Election, OpenStore, Transaction
@@ -112,22 +112,21 @@ async def stand(config: Config, process: Process, store: OpenStore, stopping: as
     listen(strangers, process.enrol, identity.credentials(client_certificates=False))
     process.gauges = lambda: _gauges(controller, events, schedule, traces)
 
-    def due() -> None:
-        identity.refresh()
+    def operators_own() -> None:
         first_operator(authority, operator_dir, clock.wall())
 
     await api.start()
     await strangers.start()
     process.say(identity, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
     tasks = [
-        asyncio.create_task(controller.run()),
-        asyncio.create_task(events.run()),
+        asyncio.create_task(keep_running(controller.run)),
+        asyncio.create_task(keep_running(events.run)),
         asyncio.create_task(back_up(store, config.backup_every_s)),
-        asyncio.create_task(refresh(due)),
-        asyncio.create_task(traces.run()),
+        asyncio.create_task(refresh(identity.refresh, operators_own)),
+        asyncio.create_task(keep_running(traces.run)),
     ]
     if schedule is not None:
-        tasks.append(asyncio.create_task(schedule.run()))
+        tasks.append(asyncio.create_task(keep_running(schedule.run)))
     try:
         await first_of(stopping.wait(), store.outdated.wait())
     finally:

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -43,7 +43,16 @@ from shoal.coordinator.link.mqtt import MqttLinks
 from shoal.coordinator.main.backups import Schedule, backup_gauges, backups_of, schedule_of
 from shoal.coordinator.main.options import Address, Config, address_of
 from shoal.coordinator.main.process import Process, first_of, serve, stop_signals
-from shoal.coordinator.main.serving import STOP_S, back_up, check_whole, dialled, listen, refresh, serve_models
+from shoal.coordinator.main.serving import (
+    STOP_S,
+    back_up,
+    check_whole,
+    dialled,
+    keep_running,
+    listen,
+    refresh,
+    serve_models,
+)
 from shoal.coordinator.main.trading import Trading
 from shoal.coordinator.peers.siblings import Siblings
 from shoal.coordinator.ports import Election, OpenStore, StaleRevision
@@ -183,14 +192,23 @@ async def _lead(
     operator_dir = config.data_dir / "operator"
     first_operator(authority, operator_dir, clock.wall())
 
-    def turned() -> None:
+    def own() -> None:
         identity.refresh()
-        first_operator(authority, operator_dir, clock.wall())
-        if folder_of_broker is not None:
-            folder_of_broker.refresh(authority.ca_pem, clock.wall())
         if mqtt_links is not None:
             mqtt_links.refresh()
             model_server.refresh()
+
+    def operators_own() -> None:
+        first_operator(authority, operator_dir, clock.wall())
+
+    def brokers_own() -> None:
+        if folder_of_broker is not None:
+            folder_of_broker.refresh(authority.ca_pem, clock.wall())
+
+    def turned() -> None:
+        own()
+        operators_own()
+        brokers_own()
 
     members = Members(
         region,
@@ -249,17 +267,17 @@ async def _lead(
     reached = {"mqtt": mqtt, "models": str(Address(config.advertise, models_port))} if mqtt_links else {}
     process.say(identity, **reached, ca_sha256=authority.fingerprint, operator_dir=str(operator_dir.resolve()))
     tasks = [
-        asyncio.create_task(_keep_running(region.run)),
-        asyncio.create_task(_keep_running(region.events.run)),
+        asyncio.create_task(keep_running(region.run)),
+        asyncio.create_task(keep_running(region.events.run)),
         asyncio.create_task(back_up(store, config.backup_every_s)),
-        asyncio.create_task(members.run()),
-        asyncio.create_task(_keep_running(region.signals.run)),
-        asyncio.create_task(_keep_running(trading.run)),
-        asyncio.create_task(refresh(turned)),
-        asyncio.create_task(_keep_running(traces.run)),
+        asyncio.create_task(keep_running(members.run)),
+        asyncio.create_task(keep_running(region.signals.run)),
+        asyncio.create_task(keep_running(trading.run)),
+        asyncio.create_task(refresh(own, operators_own, brokers_own)),
+        asyncio.create_task(keep_running(traces.run)),
     ]
     if schedule is not None:
-        tasks.append(asyncio.create_task(_keep_running(schedule.run)))
+        tasks.append(asyncio.create_task(keep_running(schedule.run)))
     if broker is not None:
         tasks.append(asyncio.create_task(broker.run()))
     if mqtt_links is not None:
@@ -350,17 +368,6 @@ def _identify(authority: FileAuthority, certificate: x509.Certificate) -> Identi
     """Raises ShoalError(CERT_UNTRUSTED | CERT_NAME_INVALID)."""
     authority.recognise(certificate)
     return identity_of_certificate(certificate)
-
-
-async def _keep_running(run: Callable[[], Awaitable[None]]) -> None:
-    """An unforeseen error in a step must not take the API away, by which it can be mended."""
-    while True:
-        try:
-            await run()
-            return
-        except Exception:
-            log.exception("a step failed unforeseen; it is tried again")
-            await asyncio.sleep(1.0)
 
 
 def _gauges(

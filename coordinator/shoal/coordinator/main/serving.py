@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,17 +20,35 @@ from shoal.wire.scrape import Guard
 STOP_S: Final = 2.0
 """Calls that run when a stop is asked for may end within this time."""
 REFRESH_S: Final = 3600.0
+AGAIN_S: Final = 1.0
 RESTORING: Final = "restoring"
 """Where the store says that a backup is being put into it."""
 
 log: Final = structlog.get_logger("shoal.coordinator")
 
 
-async def refresh(due: Callable[[], None]) -> None:
-    """The certificates that this machine makes for itself, before their time is over."""
+async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
+    """An unforeseen error in a step must not take the API away, by which it can be mended, nor end the step for good
+    without a word."""
+    while True:
+        try:
+            await run()
+            return
+        except Exception:
+            log.exception("a step failed unforeseen; it is tried again")
+            await asyncio.sleep(AGAIN_S)
+
+
+async def refresh(*due: Callable[[], None]) -> None:
+    """The certificates that this machine makes for itself, before their time is over; each whatever became of the
+    others."""
     while True:
         await asyncio.sleep(REFRESH_S)
-        due()
+        for each in due:
+            try:
+                each()
+            except Exception:
+                log.exception("a certificate was not made anew; it is tried again", again_s=REFRESH_S)
 
 
 async def back_up(store: OpenStore, every_s: float) -> None:
@@ -40,7 +58,7 @@ async def back_up(store: OpenStore, every_s: float) -> None:
             copy = await store.backup()
             if copy is not None:
                 log.debug("store copied", copy=copy.name)
-        except ShoalError as error:
+        except (ShoalError, OSError) as error:
             log.error("store not copied", refusal=str(error))
 
 

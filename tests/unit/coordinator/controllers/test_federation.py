@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from unit.coordinator.core.federation.members import advertisement, capacity, member
@@ -15,7 +15,7 @@ from harness.wait import until
 from shoal.coordinator.controllers.events import EventLog
 from shoal.coordinator.controllers.federation import ASKERS, COPIES, COPIES_KEPT, SOLICITED_BURST, FederationController
 from shoal.coordinator.controllers.region import NoMeter
-from shoal.coordinator.ports import Heard, StaleRevision, Traces, Transaction
+from shoal.coordinator.ports import Change, Compacted, Heard, Record, StaleRevision, Traces, Transaction
 from shoal.coordinator.store.sqlite import SqliteStore
 from shoal.types.agreement import Delivered, ReportContent
 from shoal.types.chain import LedgerEntry, digest
@@ -69,6 +69,33 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     store = await SqliteStore.open(tmp_path, reserve_bytes=0)
     yield World(store, ManualClock(), Bidders())
     await store.close()
+
+
+async def test_a_replica_that_must_list_anew_while_the_store_answers_nothing_tries_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller, other = await world.replica(), await world.replica()
+    watch, scan = SqliteStore.watch, SqliteStore.scan
+    wrong: list[Exception] = [refuse(Code.STORE_UNAVAILABLE, "no answer"), Compacted(1)]
+
+    async def compacted(store: SqliteStore, prefix: str, after: int) -> AsyncIterator[Change]:
+        if len(wrong) == 2:
+            raise wrong.pop()
+        async for change in watch(store, prefix, after):
+            yield change
+
+    async def unanswered(store: SqliteStore, prefix: str, **more: Any) -> tuple[Record, ...]:
+        if wrong:
+            raise wrong.pop()
+        return await scan(store, prefix, **more)
+
+    monkeypatch.setattr(SqliteStore, "watch", compacted)
+    monkeypatch.setattr(SqliteStore, "scan", unanswered)
+    running = asyncio.create_task(controller.run())
+    await until(lambda: not wrong, 5, "both to have struck")
+    await other.admit(member("eu-west"))
+    await until(lambda: controller.roots_of("eu-west"), 5, "what another replica wrote")
+    running.cancel()
 
 
 async def refusal_of(asked: object) -> Code:

@@ -8,6 +8,7 @@ import pytest
 
 from harness.region import DIGEST, DOCUMENTS, Agent, World
 from shoal.coordinator.api.migrations import migration_view, migration_views
+from shoal.coordinator.api.views import workload_views
 from shoal.coordinator.controllers import records
 from shoal.coordinator.controllers.migrations import KEPT, MIGRATIONS, Migrations, StoredMigration, verdict_digest
 from shoal.coordinator.core.migration.model import Aborted, Cause, Done, Entered, Migration, Place, Stage
@@ -50,6 +51,30 @@ async def beat(world: World, *agents: Agent, seconds: float = 0.5) -> None:
     world.clock.advance(seconds)
     for _ in range(3):
         await world.step()
+
+
+async def test_what_was_applied_is_not_ready_before_it_was_decided_upon(world: World) -> None:
+    """`shoal apply --wait` of a policy alone: what runs is as many as the one before wanted."""
+    agents = await two(world)
+    for _ in range(20):
+        await beat(world, *agents)
+
+    def state() -> str:
+        (view,) = workload_views(world.region.workloads, world.region.fleet.fleet)
+        return view.state
+
+    assert state() == "ready"
+    ((name, text),) = DOCUMENTS
+    sturdier = [(name, text.replace("optimize:", "require: {availability: {replicas: 2}}, optimize:"))]
+    applied = await world.region.workloads.apply(sturdier, {}, "", "test")
+    assert not applied.planned.problems
+    assert state() == "progressing"
+    for _ in range(20):
+        await beat(world, *agents)
+    assert state() == "ready"
+    again = await world.region.workloads.apply(sturdier, {}, "", "test")
+    assert not again.planned.problems
+    assert state() == "ready", "nothing was changed"
 
 
 async def until_over(world: World, migration: Migration, *agents: Agent, most: int = 120) -> Migration:

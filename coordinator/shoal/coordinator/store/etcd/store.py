@@ -23,6 +23,7 @@ from typing import Final
 
 import grpc
 import grpc.aio
+import structlog
 
 from shoal.coordinator.ports import Change, Compacted, Record, Snapshot, StaleRevision, StoreOptions, Transaction
 from shoal.coordinator.store.etcd.election import EtcdElection
@@ -30,6 +31,7 @@ from shoal.coordinator.store.etcd.members import NEEDS_LEADER, Doubtful, Members
 from shoal.etcd import etcd_pb2
 from shoal.types.codes import Code, Refusal, ShoalError, refuse
 
+log: Final = structlog.get_logger("shoal.coordinator.store")
 LANES: Final = 8
 """Transactions at once."""
 PAGE: Final = 2000
@@ -219,10 +221,14 @@ class EtcdStore:
             self.recovery = went_back(noted, found.header.revision)
 
     def _note(self) -> None:
-        """Written whole: a name of its own, then renamed."""
+        """Written whole: a name of its own, then renamed. Where the disk takes nothing the one before stands: an etcd
+        that was put back by less than what is since is not known, and nothing else ends by that."""
         unfinished = self._directory / "newest.new"
-        unfinished.write_text(f"{self.members.newest}\n")
-        unfinished.rename(self._directory / "newest")
+        try:
+            unfinished.write_text(f"{self.members.newest}\n")
+            unfinished.rename(self._directory / "newest")
+        except OSError as error:
+            log.error("newest revision not noted", directory=str(self._directory), error=str(error))
 
     async def _newest(self) -> int:
         found = await self.members.range(etcd_pb2.RangeRequest(key=self._data))
