@@ -1,6 +1,7 @@
 """The Cache port on a real directory: resumed fetches, wrong bytes, quota, a full disk."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import random  # noqa: TID251 - seeded
@@ -75,6 +76,33 @@ async def test_fetched_once_and_found_by_the_next_process(tmp_path: Path) -> Non
     assert path.read_bytes() == data
     assert await ensure(cache(tmp_path, origin), data) == path
     assert origin.asked == [(digest_of(data), 0)]
+
+
+async def test_a_disk_that_takes_no_writes_any_more_gives_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = model(1)
+    origin = Origin(data)
+    path = await ensure(cache(tmp_path, origin), data)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", read_only)
+    monkeypatch.setattr(Path, "replace", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    kept = cache(tmp_path, origin)
+    assert await ensure(kept, data) == path
+    with pytest.raises(ShoalError) as refused:
+        await kept.discard(digest_of(data))
+    assert refused.value.code is Code.FETCH_FAILED
+    assert await code_of(kept, digest_of(data), len(data) + 1) is Code.FETCH_FAILED
+
+
+async def test_a_cache_whose_folder_is_gone_has_nothing_to_collect(tmp_path: Path) -> None:
+    kept = cache(tmp_path / "cache", Origin())
+    (tmp_path / "cache").rmdir()
+    assert await kept.collect(frozenset()) == ()
 
 
 async def test_two_at_once_fetch_once(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from harness.crafted import relu
 from harness.node import Node
 from harness.oip import GrpcClient, Tensor
@@ -21,6 +23,7 @@ FAR_S = 0.25
 X = Tensor("x", "FP32", (1, 4), struct.pack("<4f", -1.0, 1.0, 2.0, 0.0))
 
 
+@pytest.mark.alone
 async def test_requests_go_elsewhere_until_the_way_is_open(tmp_path: Path) -> None:
     clock = SystemClock()
     authority = Authority(tmp_path / "ca", "west", clock.wall())

@@ -26,7 +26,6 @@ from shoal.types.assignment import PeerTrust
 from shoal.types.codes import Code
 from shoal.types.device import Role
 from shoal.types.route import Endpoint, EndpointKind, EndpointState, Route
-from shoal.types.units import Wall
 from shoal.types.workload import WorkloadKey
 from shoal.wire.identity import identity_of_pem
 
@@ -41,8 +40,8 @@ FORWARDED = {"shoal-hop": "1", "shoal-agreement": AGREEMENT}
 
 @dataclass
 class Regions:
-    began: Wall
     """When the authorities were made."""
+
     west: Authority
     east: Authority
     home: Node
@@ -102,11 +101,10 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reg
     folder = tmp_path_factory.mktemp("regions")
     model = folder / "relu.onnx"
     model.write_bytes(relu().SerializeToString())
-    began = SystemClock().wall()
-    west, east = (Authority(folder / name, name, began) for name in ("west", "east"))
+    west, east = (Authority(folder / name, name, SystemClock().wall()) for name in ("west", "east"))
     home, edge = Node("g1", west, folder / "w-g1", Role.GATEWAY), Node("n1", west, folder / "w-n1")
     far = Node("g1", east, folder / "e-g1", Role.GATEWAY), Node("g2", east, folder / "e-g2", Role.GATEWAY)
-    regions = Regions(began, west, east, home, edge, far, Node("n1", east, folder / "e-n1"))
+    regions = Regions(west, east, home, edge, far, Node("n1", east, folder / "e-n1"))
     try:
         await asyncio.gather(*(node.start() for node in regions.nodes))
         await regions.worker.load("a1", GUEST, model)
@@ -208,7 +206,7 @@ async def test_only_who_the_agreement_names_meets_the_other_regions_gateway(regi
 async def test_what_ends_is_refused_on_connections_that_are_open(regions: Regions) -> None:
     far = regions.far[0]
     named = regions.west.issue(Role.GATEWAY, "g1")
-    brief = regions.west.issue(Role.GATEWAY, "g1", valid_s=SystemClock().wall() - regions.began + 3.0)
+    brief = regions.west.issue(Role.GATEWAY, "g1", valid_s=3.0)
     ending, open_ = regions.caller(far, brief), regions.caller(far, named)
     assert [await code_of(each, FORWARDED) for each in (ending, open_)] == ["answered", "answered"]
 

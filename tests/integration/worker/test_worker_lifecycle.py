@@ -1,6 +1,7 @@
 """Workers die, are killed, are adopted; every fault is seen to have struck, and stays with its one assignment."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -18,8 +19,12 @@ from harness.wait import until
 from harness.workers import Pool, infer, kill
 from shoal.agent.frames import ConnectionLost, FrameClient
 from shoal.agent.ports import WorkerExited, WorkerFailed, WorkerReady
+from shoal.agent.worker import process
+from shoal.agent.worker.messages import WorkerReport, unpack
 from shoal.agent.worker.pool import PoolOptions
+from shoal.agent.worker.process import WorkerProcess
 from shoal.types.codes import Code, ShoalError
+from shoal.types.migration import Against, InputsFrom, Verdict
 
 ONES = {"x": np.ones(4, np.float32)}
 CRASHING = {"x": np.array([-(2**31)], np.int32), "d": np.array([-1], np.int32)}
@@ -82,6 +87,48 @@ async def test_f01_f02_killed_from_outside_is_no_fault_and_comes_back(tmp_path: 
         again = await pool.serve("a", models.loop(-1))
         assert again.measured.load_s < 5
         await b.close()
+
+
+async def test_workers_go_on_where_the_disk_takes_no_record_and_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with Pool(tmp_path) as pool:
+        await pool.serve("a", models.add_one())
+        monkeypatch.setattr(process, "write_private", full)
+        await pool.workers.judged("a", Verdict("m-1", True, None, "", Against.SOURCE, InputsFrom.GENERATED, 1))
+        await pool.serve("b", models.add_one())
+        monkeypatch.setattr(WorkerProcess, "spawn", full)
+        await pool.workers.stop("b")
+        for name in ("c", "d"):  # one in the spare at most
+            await pool.start(name, models.add_one())
+        failed = await pool.event("d", WorkerFailed)
+        assert failed.refusal.code is Code.LOAD_FAILED
+        with pytest.raises(ShoalError):
+            await pool.workers.probe(pool.device)
+        client = await pool.client("a")
+        assert (await infer(client, ONES)).outputs[0].name == "y"
+        await client.close()
+        monkeypatch.undo()
+        await pool.serve("d", models.add_one())
+
+
+async def test_a_worker_that_still_measures_for_a_supervisor_that_is_gone_is_no_spare(tmp_path: Path) -> None:
+    async with Pool(tmp_path, PoolOptions(probe_s=5.0)) as pool:
+        measuring = asyncio.create_task(pool.workers.probe(pool.device))
+        spare = pool.workers._spare
+        assert spare is not None
+        await until(lambda: spare.client is not None and spare.client.in_flight, 20, "it to measure")
+        client = await FrameClient.connect(spare.socket, spare.nonce)
+        report = unpack(WorkerReport, (await client.call("status", timeout=5.0)).payload)
+        assert report == WorkerReport((), measuring=True)
+        await client.close()
+        async with Pool(tmp_path):
+            assert not alive(spare.pid)
+        with pytest.raises(ShoalError):
+            await measuring
 
 
 async def test_f39_model_that_crashes_the_runtime_at_load(tmp_path: Path) -> None:
@@ -218,7 +265,7 @@ async def test_records_of_what_is_gone_or_another_are_cleared(tmp_path: Path) ->
 
 
 async def test_orphan_ends_by_itself(tmp_path: Path) -> None:
-    async with Pool(tmp_path, PoolOptions(orphan_after_s=0.4), keep=True) as pool:
+    async with Pool(tmp_path, PoolOptions(orphan_after_s=3.0), keep=True) as pool:
         await pool.serve("one", models.add_one())
         pid = pool.pid("one")
         client = await pool.client("one")

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -69,10 +69,10 @@ class DirectoryCache:
         name = _name(digest)
         async with self._locks[name]:
             whole = self._folder / name
-            if await asyncio.to_thread(_holds, whole, size):
-                return str(whole)
-            await asyncio.to_thread(whole.unlink, missing_ok=True)
             try:
+                if await asyncio.to_thread(_holds, whole, size):
+                    return str(whole)
+                await asyncio.to_thread(whole.unlink, missing_ok=True)
                 await self._download(digest, whole, size)
             except OSError as cause:
                 if cause.errno in _NO_SPACE:
@@ -83,12 +83,19 @@ class DirectoryCache:
     async def discard(self, digest: str) -> None:
         whole = self._folder / _name(digest)
         if await asyncio.to_thread(whole.exists):
-            await asyncio.to_thread(whole.replace, whole.with_name(f"{whole.name}.corrupt"))
+            try:
+                await asyncio.to_thread(whole.replace, whole.with_name(f"{whole.name}.corrupt"))
+            except OSError as cause:
+                raise refuse(Code.FETCH_FAILED, f"{cause.strerror}", "a writable cache", "look at the disk") from cause
             self._log("model_set_aside", error=True, code=Code.MODEL_DIGEST, digest=digest)
 
     async def collect(self, pinned: frozenset[str]) -> tuple[str, ...]:
         self._pinned = frozenset(_name(digest) for digest in pinned)
-        return await asyncio.to_thread(self._evict, 0)
+        try:
+            return await asyncio.to_thread(self._evict, 0)
+        except OSError as error:
+            self._log("not_collected", error=True, reason=str(error))
+            return ()
 
     async def _download(self, digest: str, whole: Path, size: Bytes) -> None:
         part = whole.with_name(f"{whole.name}.part")
@@ -152,8 +159,9 @@ class DirectoryCache:
         found = []
         for path in self._folder.iterdir():
             if _FILE.fullmatch(path.name):
-                stat = path.stat()
-                found.append((stat.st_mtime, stat.st_size, path))
+                with suppress(FileNotFoundError):  # one that was fetched meanwhile has another name
+                    stat = path.stat()
+                    found.append((stat.st_mtime, stat.st_size, path))
         return found
 
 
@@ -169,9 +177,10 @@ def _holds(whole: Path, size: Bytes) -> bool:
     try:
         if whole.stat().st_size != size:
             return False
-        os.utime(whole)
     except FileNotFoundError:
         return False
+    with suppress(OSError):  # a disk that takes no writes any more still holds them
+        os.utime(whole)
     return True
 
 

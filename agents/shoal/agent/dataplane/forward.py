@@ -227,7 +227,6 @@ class _Road:
         self._calls: set[grpc.aio.UnaryUnaryCall[bytes, bytes]] = set()
         self._since: dict[grpc.aio.UnaryUnaryCall[bytes, bytes], float] = {}
         """Of the large ones among them. What else is under way for long fills no road."""
-        self._given_up: set[grpc.aio.UnaryUnaryCall[bytes, bytes]] = set()
         self._watching = asyncio.create_task(self._watch())
         self._timing = asyncio.create_task(self._time())
 
@@ -251,14 +250,14 @@ class _Road:
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
         except asyncio.CancelledError as error:
-            if call not in self._given_up or cancelled.is_this_task():
+            if cancelled.is_this_task():
                 raise
-            refusal = Refusal(Code.REPLICA_UNREACHABLE, "a front that answers no ping", "a sign of life", "retry")
+            found = "a front that answers no ping" if self.silent else "a way that another one has followed"
+            refusal = Refusal(Code.REPLICA_UNREACHABLE, found, "an answer", "retry")
             raise AttemptFailed(refusal, sent=True) from error
         finally:
             self._calls.discard(call)
             self._since.pop(call, None)
-            self._given_up.discard(call)
         return answer
 
     async def close(self, grace_s: float | None) -> None:
@@ -283,7 +282,6 @@ class _Road:
                     self.silent = True
             self._timing.cancel()  # else it would go on opening a way that nobody takes any more
             for call in tuple(self._calls):
-                self._given_up.add(call)
                 call.cancel()
 
     def _patience_s(self) -> float:

@@ -208,18 +208,21 @@ class FrontProcess:
         quick = 0
         while True:
             started = self._clock.now()
-            self._process = process or self._spawn()
             try:
+                self._process = process or self._spawn()
                 await self._attend(self._process)
             except ShoalError as error:
                 _log.warning("front_lost", refusal=str(error))
+            except OSError as error:
+                _log.warning("front_not_started", reason=str(error))
             self._up.clear()
             self._client = None
-            self._process.signal(signal.SIGKILL)
-            await self._process.gone.wait()
+            if self._process is not None:
+                self._process.signal(signal.SIGKILL)
+                await self._process.gone.wait()
             quick = 0 if self._clock.now() - started >= STEADY_S else quick + 1
             self.restarts += 1
-            _log.warning("front_restarts", pid=self._process.pid, restarts=self.restarts)
+            _log.warning("front_restarts", pid=self.pid, restarts=self.restarts)
             if quick > 1:
                 await self._clock.sleep(delay("front", quick - 2, base_s=_RESTART_BASE_S, cap_s=_RESTART_CAP_S))
             if self.adopted and self._wanted is None:
@@ -253,21 +256,27 @@ class FrontProcess:
 
     def _spawn(self) -> _Process:
         """A group of its own: what is aimed at the supervisor's does not reach it. In its session, as workers are (see
-        there). The nonce is on no command line."""
+        there). The nonce is on no command line. Raises OSError."""
         nonce = secrets.token_hex(16)
         path = self._config.record().with_suffix(".config")
-        path.write_text(self._config.dump())
+        if not path.exists() or path.read_text() != self._config.dump():  # else a full disk is no hindrance
+            path.write_text(self._config.dump())
         child = subprocess.Popen(
             [*self._command, "--config", str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # the supervisor's would be held open after its end
             process_group=0,
         )
-        courtesy.go_first(child.pid)
-        assert child.stdin is not None
-        with suppress(BrokenPipeError), child.stdin:
-            child.stdin.write(nonce.encode() + b"\n")
-        return _Process(child.pid, nonce, child)
+        try:
+            courtesy.go_first(child.pid)
+            assert child.stdin is not None
+            with suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(nonce.encode() + b"\n")
+            return _Process(child.pid, nonce, child)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
 
     async def _adopt(self) -> _Process | None:
         """The recorded front, if it lives, answers to its nonce and serves as asked; else it is ended."""

@@ -71,7 +71,10 @@ class FileMembership:
 
     def doubt(self, refusal: Refusal) -> None:
         if refusal.code is Code.CERT_REVOKED:
-            write_private(self._folder / EXPELLED, str(refusal).encode())
+            try:
+                write_private(self._folder / EXPELLED, str(refusal).encode())
+            except OSError as error:  # it is told so again at each call; what it serves ends all the same
+                self._log("not_noted_expelled", error=True, reason=str(error))
         elif refusal.code in (Code.CERT_EXPIRED, Code.CERT_UNTRUSTED, Code.CERT_NOT_YET_VALID):
             self._doubted = True
             self._wake.set()

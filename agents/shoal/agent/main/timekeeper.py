@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,6 +43,8 @@ class Timekeeper:
         self._linked = False
         self._dirty = asyncio.Event()
         self._saving = threading.Lock()
+        self._unread = False
+        """A confirmation lies there that cannot be read; said once."""
         self.save()
 
     def heard(self) -> Elapsed | None:
@@ -100,12 +103,18 @@ class Timekeeper:
             boot, ticks, wall = json.loads(path.read_text())
         except FileNotFoundError:
             return
+        except OSError as error:
+            if not self._unread:
+                self._log("confirmation_not_read", error=True, reason=str(error), remedy="say it as this agent's user")
+            self._unread = True
+            boot, ticks, wall = None, 0.0, 0.0
         except (ValueError, TypeError):
             boot, ticks, wall = None, 0.0, 0.0  # not our own writing
         now = self.clock.kept(None, None)
         if boot == now.boot:  # else it was for a clock that has been off since
             self.confirm(OPERATOR, Wall(wall + (now.ticks - ticks)))
-        path.unlink()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 _GOES_ON: Final = (
@@ -147,6 +156,9 @@ def show(folder: Path, *, confirmed: bool) -> int:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         now = clock.kept(None, None)
         replace_file(folder / CONFIRMED, json.dumps((now.boot, now.ticks, clock.machine())).encode())
+        if os.geteuid() == 0:  # for the agent to read, whose folder it is
+            owner = folder.stat()
+            os.chown(folder / CONFIRMED, owner.st_uid, owner.st_gid)
         print("confirmed")
     return 0
 

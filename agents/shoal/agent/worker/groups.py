@@ -54,6 +54,17 @@ class Group:
         elif standing == unlimited or not wanted <= int(standing) < _HUGE:
             (folder / name).write_text(str(wanted))
 
+    def oom_kills(self) -> int | None:
+        """Processes of it that the kernel killed for memory, its own or the machine's; None where nobody counts."""
+        folder = self.folders.get(MEMORY)
+        if folder is None:
+            return None
+        try:
+            counted = (folder / ("memory.events" if self.version == 2 else "memory.oom_control")).read_text()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) for line in counted.splitlines() if line.startswith("oom_kill ")), None)
+
     def remove(self) -> None:
         """With whatever the worker left running."""
         for folder in dict.fromkeys(self.folders.values()):

@@ -113,9 +113,10 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """All that a worker holds; nothing: it is a spare."""
+    """All that a worker holds; nothing: it is a spare. measuring: its device, and nothing ends that but its end."""
 
     held: tuple[WorkerStatus, ...]
+    measuring: bool = False
 
 
 def pack(noun: Any) -> bytes:
@@ -191,4 +192,6 @@ def _read(kind: Any, value: Any) -> Any:
         raise TypeError(f"{value!r:.40} is no {kind.__name__}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("a number that no message to the region can hold")
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair is no text
     return value

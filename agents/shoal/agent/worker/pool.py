@@ -127,7 +127,8 @@ class ProcessWorkers:
         """Not cancelled by `close`, which waits for them."""
         self._choosing = asyncio.Lock()
         self._loads = asyncio.Semaphore(self._options.loads_at_once)
-        self._oom_kills = oom_kills()
+        self._oom_kills = self._oom_kills_before = oom_kills()
+        """Of the whole machine, as of the last two looks at what is ready."""
         self._groups = Groups.find()
         self._closed = False
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,6 +201,7 @@ class ProcessWorkers:
     async def stats(self) -> tuple[WorkerStats, ...]:
         """Of every ready worker; of one that does not answer in time, the last it said."""
         ready = dict.fromkeys(replica.process for replica in self._replicas.values() if replica.ready)
+        self._oom_kills_before, self._oom_kills = self._oom_kills, oom_kills()
         await asyncio.gather(*(self._ask(process) for process in ready))
         return tuple(replica.stats for replica in self._replicas.values() if replica.stats is not None)
 
@@ -220,6 +222,7 @@ class ProcessWorkers:
 
     async def _bring_up(self, assignment: Assignment, path: str) -> None:
         """Ends in an event: ready, failed or exited."""
+        taken = False
         try:
             if self._spare is not None and not _has_time(assignment):
                 self._spare.step_up()  # whoever took it for something that has time goes first
@@ -230,18 +233,18 @@ class ProcessWorkers:
                     if _has_time(assignment) and not process.assignments:
                         self._step_aside(process)
                     process.assignments[assignment.id] = assignment
-                replica = self._replicas[assignment.id] = _Replica(process)
+                replica, taken = _Replica(process), True
+                self._replicas[assignment.id] = replica
                 process.save()
                 self._limit_memory(process)
                 async with process.loading:
                     await self._load(replica, order)
-        except ConnectionLost:
-            # its exit says more
-            pass
+        except ConnectionLost as error:
+            if taken:
+                return  # its exit says more
+            await self._give_up(assignment.id, error.refusal)
         except ShoalError as error:
             await self._give_up(assignment.id, error.refusal)
-        except OSError as error:
-            await self._give_up(assignment.id, Refusal(Code.LOAD_FAILED, str(error), "a worker process", "see the log"))
         finally:
             if _has_time(assignment):
                 self._task(self._later_spare(_SPARE_REST_S))
@@ -319,7 +322,6 @@ class ProcessWorkers:
                 self._task(self._give_up(status.assignment, refusal))
 
     def _exited(self, process: WorkerProcess) -> None:
-        kills, self._oom_kills = self._oom_kills, oom_kills()
         if process is self._spare:
             self._spare = None
             _log.warning("spare_worker_exited", worker=process.name, why=str(process.judge(oom=False)[1]))
@@ -327,7 +329,8 @@ class ProcessWorkers:
         held = {name: replica for name, replica in self._replicas.items() if replica.process is process}
         if not held:
             return
-        own_fault, refusal = process.judge(oom=self._oom_kills > kills)
+        counted = process.oom_kills()
+        own_fault, refusal = process.judge(oom=bool(counted) if counted is not None else self._oom_kill_of_late())
         if process.verdict is not None:
             own_fault, refusal = False, process.verdict
         loading = [name for name, replica in held.items() if replica.loading and not replica.settled.is_set()]
@@ -337,6 +340,9 @@ class ProcessWorkers:
             _log.warning("worker_exited", assignment=name, own_fault=name in at_fault, why=str(refusal))
             self._events.put_nowait(WorkerExited(name, name in at_fault, refusal))
         self._end(process)
+
+    def _oom_kill_of_late(self) -> bool:
+        return oom_kills() > self._oom_kills_before
 
     async def _adopt_one(self, record: Path) -> tuple[WorkerAdopted, ...]:
         process = WorkerProcess.find(record, self._groups, self._exited)
@@ -350,7 +356,7 @@ class ProcessWorkers:
             _log.warning("worker_not_adopted", worker=process.name, why=str(error.refusal))
             await process.end()
             return ()
-        if not report.held and not process.assignments and self._spare is None:
+        if not report.held and not report.measuring and not process.assignments and self._spare is None:
             self._spare = process
             return ()
         held = {one.assignment: one for one in report.held if one.state is not State.FAILED}
@@ -393,11 +399,12 @@ class ProcessWorkers:
 
     async def _take_spare(self, *, wanted: bool = True) -> WorkerProcess:
         """A worker that is connected and holds nothing; for the caller to end. wanted: now, at any other's cost. Raises
-        ShoalError, OSError."""
+        ShoalError."""
         if self._spare is None:
             self._keep_spare()
         process = self._spare
-        assert process is not None
+        if process is None:
+            raise refuse(Code.LOAD_FAILED, "no worker process could be started", "one", "see the agent's log")
         if process.client is None:
             assert self._spare_ready is not None
             if wanted:
@@ -411,9 +418,14 @@ class ProcessWorkers:
 
     def _keep_spare(self) -> None:
         if self._spare is None and not self._closed:
-            self._spare = WorkerProcess.spawn(
-                self._folder, self._models, self._options.orphan_after_s, self._groups, self._exited
-            )
+            try:
+                self._spare = WorkerProcess.spawn(
+                    self._folder, self._models, self._options.orphan_after_s, self._groups, self._exited
+                )
+            except OSError as error:
+                _log.warning("no_spare_worker", reason=str(error))
+                self._task(self._later_spare(_SPARE_RETRY_S))
+                return
             self._step_aside(self._spare)
             self._spare_ready = self._task(self._greet(self._spare))
 

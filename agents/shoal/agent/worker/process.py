@@ -106,12 +106,17 @@ class WorkerProcess:
                 cwd="/",
                 process_group=0,
             )
-        courtesy.go_first(popen.pid)
-        assert popen.stdin is not None
-        group = _grouped(groups, name, popen.pid)
-        with suppress(BrokenPipeError), popen.stdin:
-            popen.stdin.write(nonce.encode() + b"\n")
-        process = cls(folder, name, nonce, popen.pid, popen, on_exit, group)
+        try:
+            courtesy.go_first(popen.pid)
+            assert popen.stdin is not None
+            group = _grouped(groups, name, popen.pid)
+            with suppress(BrokenPipeError), popen.stdin:
+                popen.stdin.write(nonce.encode() + b"\n")
+            process = cls(folder, name, nonce, popen.pid, popen, on_exit, group)
+        except BaseException:
+            popen.kill()
+            popen.wait()
+            raise
         process.save()
         return process
 
@@ -154,7 +159,7 @@ class WorkerProcess:
         return self.client
 
     def save(self) -> None:
-        """So that the next supervisor can adopt it."""
+        """So that the next supervisor can adopt it. Where the disk takes nothing that one ends it, and loads anew."""
         told = {
             "pid": self.pid,
             "start_time": self.start_time,
@@ -162,7 +167,10 @@ class WorkerProcess:
             "assignments": [json.loads(pack(one)) for one in self.assignments.values()],
             "verdicts": {name: json.loads(pack(one)) for name, one in self.verdicts.items()},
         }
-        write_private(self._record, json.dumps(told).encode(), durable=False)
+        try:
+            write_private(self._record, json.dumps(told).encode(), durable=False)
+        except OSError as error:
+            _log.warning("worker_not_recorded", worker=self.name, reason=str(error))
 
     async def end(self) -> None:
         """Kills it, waits until it is gone, removes its files."""
@@ -213,6 +221,10 @@ class WorkerProcess:
         """(whether it fell by its own fault, why it is gone). oom: the kernel killed for memory meanwhile."""
         stack = self._crash.read_text(errors="replace") if self._crash.exists() else ""
         return judge_exit(self.returncode, brief_stack(stack), oom=oom)
+
+    def oom_kills(self) -> int | None:
+        """How often the kernel killed it for memory; None where only the machine's count is known."""
+        return self._group.oom_kills() if self._group is not None else None
 
     def used_s(self) -> float:
         """Processor time so far; 0 once it is gone."""

@@ -356,6 +356,7 @@ class Service:
         self.stopped = asyncio.Event()
         self._busy = busy
         self._held: dict[str, _Held] = {}
+        self._measuring = False
         self._idle_bytes = 0
         self._turn = asyncio.Lock()
         self._server: FrameServer | None = None
@@ -441,7 +442,8 @@ class Service:
         return Message("unloaded")
 
     async def _status(self, _: Message) -> Message:
-        return Message("status", {}, pack(WorkerReport(tuple(held.status() for held in self._held.values()))))
+        held = tuple(held.status() for held in self._held.values())
+        return Message("status", {}, pack(WorkerReport(held, self._measuring)))
 
     async def _metadata(self, message: Message) -> Message:
         return Message("metadata", {}, pack(self._ready(message).loaded))
@@ -479,6 +481,7 @@ class Service:
         if self._held:
             raise self._occupied("probe in a spare worker")
         order = unpack(ProbeOrder, message.payload)
+        self._measuring = True  # to the end: a caller that is gone does not stop its thread
         return Message("probed", {}, pack(await asyncio.to_thread(probe, order)))
 
     async def _stop(self, _: Message) -> Message:

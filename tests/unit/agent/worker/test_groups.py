@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.worker.groups import IDLE_BYTES, MOST_TASKS, Groups
+from shoal.agent.worker.groups import IDLE_BYTES, MEMORY, MOST_TASKS, Group, Groups
 
 PID = 4711
 MIB = 2**20
@@ -95,6 +95,25 @@ def test_version_1_in_a_container_that_sees_its_own_group_as_the_root(tmp_path: 
     groups = Groups.find(tmp_path, "4:memory:/docker/abc\n8:pids:/docker/abc\n", PID)
     assert groups.parents == {"memory": tmp_path / "memory"}
     assert len(groups.lacking) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "text"),
+    [
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
+        (2, "memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n"),
+    ],
+)
+def test_whom_the_kernel_killed_for_memory_is_counted_by_worker(
+    tmp_path: Path, version: int, file: str, text: str
+) -> None:
+    group = Group({MEMORY: tmp_path}, version)
+    assert group.oom_kills() is None, "nobody counts"
+    (tmp_path / file).write_text(text)
+    assert group.oom_kills() == 1
+    (tmp_path / file).write_text(text.replace("oom_kill 1", "oom_kill 0"))
+    assert group.oom_kills() == 0
+    assert Group({}, version).oom_kills() is None
 
 
 def test_no_control_groups_at_all(tmp_path: Path) -> None:
