@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from shoal.agent.clock import SystemClock
 from shoal.types.device import Role
 from shoal.wire.identity import common_name_of, dns_of, uri_of
 
@@ -34,13 +36,15 @@ class Files:
 
 
 class Authority:
-    """Issues certificates into `folder`. wall: what counts as now, seconds since 1970."""
+    """Issues certificates into `folder`. wall: what it is when this is made, seconds since 1970."""
 
     def __init__(self, folder: Path, region: str, wall: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.region = region
         self._wall = wall
+        self._clock = SystemClock()
+        self._since = self._clock.now()
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{region} authority")])
         certificate = (
@@ -94,7 +98,8 @@ class Authority:
     def _builder(
         self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey, start_s: float, end_s: float
     ) -> x509.CertificateBuilder:
-        now = _EPOCH + datetime.timedelta(seconds=self._wall)
+        # Certificates know whole seconds: none ends before its time.
+        now = _EPOCH + datetime.timedelta(seconds=math.ceil(self._wall + self._clock.now() - self._since))
         return (
             x509.CertificateBuilder()
             .subject_name(subject)

@@ -119,6 +119,7 @@ class Coordinator(link_pb2_grpc.AgentLinkServicer, artifacts_pb2_grpc.ArtifactsS
     ) -> AsyncIterator[link_pb2.ToAgent]:
         hello = nouns.from_agent_from_wire(await anext(request_iterator))
         assert isinstance(hello, Hello)
+        self.observed, self.version = {}, None
         self.hellos.append(hello)
         outbox: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._outbox = outbox

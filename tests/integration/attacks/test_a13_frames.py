@@ -67,7 +67,8 @@ def state(stack: Stack) -> dict[str, Any]:
             "policies": str(operator.get("policies")),
             "models": [model.digest for model in operator.models()],
             "placements": [row.assignment.id for row in operator.get("placements").placements],
-            "nodes": [(view.node.name, view.liveness, view.epoch, view.quarantined) for view in nodes],
+            # Not whether each is heard this second, nor its epoch: a machine that stalls ends links.
+            "nodes": [(view.node.name, view.liveness == "lost", view.quarantined) for view in nodes],
             "attacker's receipts": [
                 str(view.receipt)
                 for view in operator.get("devices").devices

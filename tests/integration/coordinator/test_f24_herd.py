@@ -11,6 +11,7 @@ from harness.report import record
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "links.py"
 ALL_SEEN_S = 15.0
+pytestmark = pytest.mark.alone
 
 
 def herd(link: str, agents: int) -> None:

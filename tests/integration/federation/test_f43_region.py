@@ -125,7 +125,11 @@ def test_f43_region_lost_under_load(neighbourhood: Stack) -> None:
         wait_until(lambda: all(breached(stack, agreed) for agreed in lost.values()), PATIENCE_S, "both to be breached")
         assert kept.verdict().lost == 0, str(kept.verdict())
         assert silent_s <= WARM_S
-        (now,) = stack.placements("kept")
+        (now,) = wait_until(
+            lambda: [row for row in stack.placements("kept") if not row.assignment.standby],
+            PATIENCE_S,
+            "one to be active",
+        )
         assert (now.assignment.id, now.assignment.standby) == (spare, False), "the very same replica, active now"
         assert all(seconds <= load_s + COLD_S for seconds in found.values()), (found, load_s)
     finally:

@@ -72,7 +72,8 @@ def across(stack: Stack, name: str) -> dict[str, dict[str, Any]]:
         (trace,) = re.findall(r"shoal trace ([0-9a-f]{32})", done.stderr)
         return str(trace)
 
-    spans = told(stack, wait_until(asked, PATIENCE_S, "an answer from the other region", every_s=0.2))
+    trace = wait_until(asked, PATIENCE_S, "an answer from the other region", every_s=0.2)
+    spans = wait_until(lambda: told(stack, trace), PATIENCE_S, "every node's spans")
     ways = [" ".join((span["region"], span["process"], span["name"])) for span in spans.values()]
     assert {"home front request", "home front attempt", f"{AWAY} front request", f"{AWAY} worker run"} <= set(ways)
     (root,) = [span for span in spans.values() if span["parent"] not in spans]

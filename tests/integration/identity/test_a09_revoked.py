@@ -30,6 +30,7 @@ def enrolled(coordinator: Coordinator, name: str, folder: Path) -> Enrolled:
     return found
 
 
+@pytest.mark.alone
 def test_a09_what_is_open_ends_within_a_second_and_nothing_opens_again(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:

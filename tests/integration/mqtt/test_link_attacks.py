@@ -36,6 +36,8 @@ from shoal.wire.seal import Sealer, SessionKey, Signature, sign
 from shoal.wire.topics import DOWN, UP, Channel
 
 Messages = list[tuple[str, bytes]]
+SAID = 5
+"""Messages of a session that said everything: that it is there, its hello, a status, receipts, events."""
 
 
 @pytest.fixture
@@ -91,20 +93,24 @@ async def settled(ends: Ends, codes: tuple[Code, ...], least: int) -> None:
     await until(lambda: sum(ends.meter.refused(code) for code in codes) >= least, 5.0, "everything was refused")
 
 
-async def a_session_that_said_everything(ends: Ends) -> Session:
+async def a_session_that_said_everything(ends: Ends, broker: Peer | None = None) -> Session:
+    """broker: reads beside the coordinator, and has all of it too."""
     session = await ends.connect()
     await session.send(status(session, 1))
     await session.send(Receipts(()))
     await session.send(NodeEvents(()))
     await until(lambda: len(ends.events.of(NODE)) == 3, 5.0, "all of it")
+    if broker is not None:
+        await until(lambda: len(recorded(broker.received, NODE, *UP)) == SAID, 5.0, "the copy of it")
     return session
 
 
 async def test_a11_what_an_earlier_session_said_is_dropped_in_the_next_and_after_it(ends: Ends) -> None:
     with as_coordinator(ends) as broker:
-        session = await a_session_that_said_everything(ends)
+        session = await a_session_that_said_everything(ends, broker)
         await session.close()
         await until(lambda: not ends.is_connected(), 3.0, "it has left")
+        await until(lambda: len(recorded(broker.received, NODE, *UP)) > SAID, 5.0, "the copy of its leaving")
         kept = recorded(broker.received, NODE, *UP)
         assert {topic.rpartition("/")[2] for topic, _ in kept} == set(UP)
         again = await ends.connect()
@@ -128,7 +134,7 @@ async def test_a11_what_an_earlier_session_said_is_dropped_in_the_next_and_after
 
 async def test_a11_what_this_session_said_counts_once(ends: Ends) -> None:
     with as_coordinator(ends) as broker:
-        await a_session_that_said_everything(ends)
+        await a_session_that_said_everything(ends, broker)
         before = state(ends)
         with as_node(ends) as node:
             for topic, payload in recorded(broker.received, NODE, Channel.HELLO, Channel.STATUS, Channel.CAPABILITY):
@@ -139,7 +145,7 @@ async def test_a11_what_this_session_said_counts_once(ends: Ends) -> None:
 
 async def test_a11_a04_what_one_node_said_is_not_another_s(ends: Ends) -> None:
     with as_coordinator(ends) as broker:
-        await a_session_that_said_everything(ends)
+        await a_session_that_said_everything(ends, broker)
         await ends.connect(OTHER)
         before = state(ends)
         with as_node(ends, OTHER) as node:

@@ -75,6 +75,7 @@ def test_fill_is_a_full_disk_for_what_is_new(pair: Stack) -> None:
     assert (verdict.lost, verdict.violations) == (0, ()), str(verdict)
 
 
+@pytest.mark.alone
 def test_slow_is_slow(pair: Stack) -> None:
     """The model's bytes share the line; a heartbeat still gets through."""
     last = pair.events()[-1].sequence

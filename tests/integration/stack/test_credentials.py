@@ -131,6 +131,7 @@ def test_a01_expired_certificates_are_told_as_such(guarded: Stack, tmp_path: Pat
     assert Code.CERT_EXPIRED in doctor.stdout, doctor.stdout + doctor.stderr
 
 
+@pytest.mark.alone
 def test_a01_a_certificate_that_runs_out_ends_open_connections(guarded: Stack) -> None:
     """An operator's call, its stream of events, and a tenant's inference on a channel that stays open."""
     clock = SystemClock()

@@ -40,7 +40,9 @@ def state(stack: Stack) -> dict[str, Any]:
         held["workloads"] = [
             (view.workload.name, view.revision, view.document) for view in api.get("workloads").workloads
         ]
-    return {**held, "workers": stack.workers(), "last event": stack.events()[-1].sequence}
+    # What nodes do meanwhile is their own affair.
+    told = [event.sequence for event in stack.events() if not event.code.startswith("NODE_")]
+    return {**held, "workers": stack.workers(), "last event": told[-1]}
 
 
 def placed(text: str) -> tuple[str, int, int]:

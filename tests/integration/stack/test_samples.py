@@ -58,11 +58,12 @@ def test_what_does_not_answer_as_the_samples_say_takes_no_request(stack: Stack) 
     done = moved(stack, "referred")
     assert (done.stage, done.verdict.against, done.verdict.inputs) == ("done", "reference", "samples"), done
     stack.forget("referred")
+    last = stack.events()[-1].sequence
     applied(stack, "wrong", "against: reference", x=x, y=np.maximum(x, 0) + 1)
 
     def refused() -> bool:
         with stack.api() as api:
-            return any(event.code == "VERIFY_FAILED" for event in api.events())
+            return any(event.code == "VERIFY_FAILED" and event.workload.name == "wrong" for event in api.events(last))
 
     wait_until(refused, ENDS_S, "the verdict to be told")
     assert stack.workload("wrong").state != "ready"

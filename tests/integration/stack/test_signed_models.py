@@ -10,7 +10,9 @@ import pytest
 
 from harness.crafted import relu
 from harness.report import record
-from harness.stack import Stack, documents, policy, workload
+from harness.stack import PATIENCE_S, Stack, documents, policy, workload
+from harness.wait import wait_until
+from shoal.v1 import operator_pb2
 
 NAME = "signed"
 
@@ -47,6 +49,12 @@ def publisher(stack: Stack, tmp_path: Path) -> Iterator[Path]:
         api.delete("region", region)
 
 
+def as_applied(stack: Stack) -> list[operator_pb2.PlacementView]:
+    """Its placements, once they are those of the newest documents."""
+    wait_until(lambda: stack.workload(NAME).state == "ready", PATIENCE_S, f"{NAME} to be as applied")
+    return stack.serves(NAME)
+
+
 def test_a38_from_the_publishers_key_to_an_answer_and_back_only_with_leave(
     stack: Stack, publisher: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +81,7 @@ def test_a38_from_the_publishers_key_to_an_answer_and_back_only_with_leave(
     # A newer version, and the older one only with leave, which the audit log names.
     told(stack.shoal("model", "push", str(new)))
     stack.apply(documents(asked, workload(NAME, "v2", NAME)))
-    stack.serves(NAME)
+    as_applied(stack)
     older = tmp_path / "back.yaml"
     older.write_text(documents(asked, workload(NAME, "v1", NAME)))
     refused = stack.shoal("apply", "-f", str(older))
@@ -82,7 +90,7 @@ def test_a38_from_the_publishers_key_to_an_answer_and_back_only_with_leave(
     assert code(stack.shoal("model", "clear", "reader", "--allow", "2")) == "INVALID_ARGUMENT"
     told(stack.shoal("model", "clear", "reader", "--allow", "1"))
     stack.apply(older.read_text())
-    (row,) = stack.serves(NAME)
+    (row,) = as_applied(stack)
     assert row.assignment.signed.allow_version == 1
     allowed = [event for event in stack.events() if event.code == "ROLLBACK_ALLOWED"]
     assert [event.message for event in allowed] == ["version 1"]
