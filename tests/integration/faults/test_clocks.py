@@ -1,6 +1,5 @@
 """F26 and F27: wall clocks that are wrong, and that jump, on every machine of a region under load."""
 
-
 import pytest
 from integration.faults.conftest import PAIR, SKEW_S
 
