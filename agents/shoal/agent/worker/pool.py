@@ -391,9 +391,8 @@ class ProcessWorkers:
         for status in report.held:
             replica = self._replicas.get(status.assignment)
             if replica is not None and replica.process is process and replica.ready is not None:
-                replica.stats = WorkerStats(
-                    status.assignment, status.in_flight, status.served, status.batches, status.latencies
-                )
+                inside = min(status.in_flight, self._options.queue)  # a worker that lies says no more than it may hold
+                replica.stats = WorkerStats(status.assignment, inside, status.served, status.batches, status.latencies)
 
     # the spare worker
 

@@ -136,9 +136,9 @@ class WorkloadsController:
         self.held: tuple[Held, ...] = ()
         """What speaks for moves that do not begin, by the last look."""
         self.plan_now: Plan | None = None
+        """Of the last step."""
         self.decided: Mapping[WorkloadKey, Intent] = {}
         """What `plan_now` is of: documents that came since are not in it."""
-        """Of the last step."""
         self._region = region
         self._store = store
         self._links = links
