@@ -8,7 +8,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -17,16 +17,17 @@ class Stop:
     """Notes from now on that it was asked."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self._note()
+        self._asked = 0
+        """By which signal."""
+        self._before = self._note()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Meanwhile, or where it was asked before, the process ends as any other. Raises KeyboardInterrupt."""
-        for number in NUMBERS:
-            signal.signal(number, _interrupt)
+        """Meanwhile, or where it was asked before, a signal does what it does to any other process."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         if self._asked:
-            raise KeyboardInterrupt
+            signal.raise_signal(self._asked)
         yield
         self._note()
 
@@ -38,13 +39,9 @@ class Stop:
         if self._asked:
             request()
 
-    def _note(self) -> None:
-        for number in NUMBERS:
-            signal.signal(number, lambda *_: self._ask())
+    def _note(self) -> dict[int, Any]:
+        """What each did so far."""
+        return {number: signal.signal(number, self._ask) for number in NUMBERS}
 
-    def _ask(self) -> None:
-        self._asked = True
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    def _ask(self, number: int, _: object) -> None:
+        self._asked = number
